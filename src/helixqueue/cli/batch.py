@@ -41,7 +41,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @command(app, "list", example="helixq batch list --state failed --since 2h")
-@connection.over_http
+@connection.service_or_database
 def _list(
     *,
     queue: batch_options.InQueue = None,
@@ -59,8 +59,6 @@ def _list(
     limit: options.Limit = 50,
     after: options.After = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List batches, newest first.
@@ -71,7 +69,7 @@ def _list(
     """
     if by_cause and state not in {None, State.FAILED}:
         raise typer.BadParameter(f"--by-cause: expected the state FAILED, got {state}")
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         read = partial(
             target.reads.batches,
             tenant=connection.tenant_to_read(target, tenant),
@@ -122,7 +120,7 @@ def _row(row: BatchRow) -> tuple[show.Cell, ...]:
 
 
 @command(app, "show", example="helixq batch show 6ead468e")
-@connection.over_http
+@connection.service_or_database
 def _show(
     batch: batch_options.Ref,
     *,
@@ -132,8 +130,6 @@ def _show(
         bool, typer.Option("--payload", help="Also show payload and result.")
     ] = False,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show one batch with its attempts and events.
@@ -141,7 +137,7 @@ def _show(
     Also shows refused writes with both workers, duplicate submissions, and both spellings of the
     identity. Exit code 1: no such batch.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         batch_id = _find(target, batch, tenant, queue, revision)
         detail = target.run(target.reads.batch_detail(batch_id, payload=payload))
     if detail is None:
@@ -164,7 +160,7 @@ def _find(
 
 
 @command(app, "retry", example='helixq batch retry --failure executor --reason "disk replaced"')
-@connection.over_http
+@connection.service_or_database
 def _retry(
     batches: batch_options.OptionalRefs = None,
     *,
@@ -180,8 +176,6 @@ def _retry(
     after: options.After = None,
     dry_run: batch_options.DryRun = False,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Retry failed batches, with all their attempts again.
@@ -193,7 +187,7 @@ def _retry(
         "failure": failure, "identity": identity, "worker": worker, "since": since, "until": until,
     }  # fmt: skip
     selection = Selection(batches, queue, filters, limit, after)
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         act(
             target,
             "retry",
@@ -207,7 +201,7 @@ def _retry(
 
 
 @command(app, "cancel", example='helixq batch cancel Sample-11 --reason "wrong flow cell"')
-@connection.over_http
+@connection.service_or_database
 def _cancel(
     batches: batch_options.OptionalRefs = None,
     *,
@@ -231,8 +225,6 @@ def _cancel(
     after: options.After = None,
     dry_run: batch_options.DryRun = False,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Cancel batches that have not finished.
@@ -244,7 +236,7 @@ def _cancel(
         "state": state, "identity": identity, "worker": worker, "since": since, "until": until,
     }  # fmt: skip
     selection = Selection(batches, queue, filters, limit, after)
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         act(
             target,
             "cancel",
@@ -258,7 +250,7 @@ def _cancel(
 
 
 @command(app, "release", example='helixq batch release Sample-11 --reason "the node is down"')
-@connection.over_http
+@connection.service_or_database
 def _release(
     batches: batch_options.Refs,
     *,
@@ -266,8 +258,6 @@ def _release(
     actor: options.Actor = None,
     queue: batch_options.InQueue = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Return batches of lost workers to their queue.
@@ -275,14 +265,14 @@ def _release(
     This costs no attempt, and later writes of those workers are refused. Exit code 1: a batch is
     not leased or does not exist.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         ids = [_find(target, ref, tenant, queue) for ref in batches]
         results = act_on_each(target, "release_by_id", ids, reason=reason, actor=actor)
     show_results(results, as_json=as_json)
 
 
 @command(app, "erase", example='helixq batch erase Sample-07 --reason "consent withdrawn"')
-@connection.over_http
+@connection.service_or_database
 def _erase(
     batches: batch_options.Refs,
     *,
@@ -293,8 +283,6 @@ def _erase(
     actor: options.Actor = None,
     queue: batch_options.InQueue = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Delete payload and result of finished batches.
@@ -302,7 +290,7 @@ def _erase(
     Failure details and the copies in fences are deleted too. This cannot be undone; the ledger
     keeps the events. Exit code 1: a batch has not finished or does not exist.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         ids = [_find(target, ref, tenant, queue) for ref in batches]
         results = act_on_each(target, "erase", ids, reason=reason, actor=actor, identity=identity)
     show_results(results, as_json=as_json)

@@ -56,7 +56,7 @@ Out = Annotated[
 
 def register(app: typer.Typer) -> None:
     add = command(app, "export", example="helixq batch export --queue basecall --out basecall.csv")
-    add(connection.over_http(_export))
+    add(connection.service_or_database(_export))
 
 
 def _export(
@@ -72,8 +72,6 @@ def _export(
     out: Out = None,
     file_format: Format = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Export batches with payload and result as CSV or JSON lines.
@@ -87,7 +85,7 @@ def _export(
     kind = _format(file_format, out)
     if as_json and out is None:
         raise typer.BadParameter("--json: expected --out FILE; the rows go to standard output")
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         keys = None if out is None else public_keys(target)
         read = partial(
             target.reads.batches,

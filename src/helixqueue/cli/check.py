@@ -42,7 +42,9 @@ class Against(NamedTuple):
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "check", example='helixq check --dsn "$OWNER_DSN"')(connection.over_http(_check))
+    command(app, "check", example='helixq check --dsn "$OWNER_DSN"')(
+        connection.service_or_database(_check)
+    )
 
 
 def _check(
@@ -81,8 +83,6 @@ def _check(
             help="Check again this long after each check until Ctrl-C, and report what changes.",
         ),
     ] = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Check every invariant and show violating rows.
@@ -93,7 +93,7 @@ def _check(
     show: histories that were cut or rewritten. Exit code 1: an invariant is broken, or the export
     has no such batch; 3: a check timed out.
     """
-    if against is not None and connection.current_service() is not None:
+    if against is not None and connection.selected().service is not None:
         raise typer.BadParameter("--against reads the database itself; select it with --dsn")
     seals = None if against is None else Against(read_seals(against), _keys(public_key))
     wanted = None if batch is None else _parse_ref(batch)
@@ -104,8 +104,8 @@ def _check(
             raise typer.BadParameter("--exported needs the seals of the export: --against PATH")
         _check_exported(exported, seals, wanted, as_json=as_json)
     if watch is not None:
-        _watch(watch, lambda: _run_checks(dsn, data, seals), as_json=as_json)
-    every_tenant, results = _run_checks(dsn, data, seals)
+        _watch(watch, lambda: _run_checks(seals), as_json=as_json)
+    every_tenant, results = _run_checks(seals)
     _report(results, every_tenant=every_tenant, as_json=as_json)
     if any(result.count for result in results):
         raise typer.Exit(Exit.NO)
@@ -215,17 +215,15 @@ def _report(results: list[CheckResult], *, every_tenant: bool, as_json: bool) ->
         _print(results, every_tenant=every_tenant)
 
 
-def _run_checks(
-    dsn: str | None, data: Path | None, against: Against | None
-) -> tuple[bool, list[CheckResult]]:
+def _run_checks(against: Against | None) -> tuple[bool, list[CheckResult]]:
     """Whether every tenant was checked, and the results."""
-    if connection.current_service() is None:
-        with connection.open_database(dsn, data, as_owner=True) as database:
+    if connection.selected().service is None:
+        with connection.open_database(as_owner=True) as database:
             return sees_every_tenant(database.connection), [
                 *_check_invariants(database.connection),
                 *([] if against is None else _check_against(database.connection, against)),
             ]
-    with connection.open_target(None, None) as target:
+    with connection.open_target() as target:
         response = target.run(checks.check())
         results = [_retry_late(target, _parse(result)) for result in response["results"]]
         return response["every_tenant"], results

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeGuard
 
 import typer
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from helixqueue.embedded import Postgres
     from helixqueue.postgres.database import Database
 
+DATABASE_OPTIONS: Final = {"dsn": options.Dsn, "data": options.Data}
 DEFAULT_DATA = Path("helix-data")
 EVERY_TENANT = "*"  # the binding of an operator
 
@@ -63,30 +64,57 @@ class Target:
     is_service: bool
 
 
-# The service of the running command, set by `over_http`; None for a database.
-_service: ContextVar[ServiceTarget | None] = ContextVar("service", default=None)
+class Selected(NamedTuple):
+    """What the options of a command select: a service, or a database by DSN or directory."""
+
+    service: ServiceTarget | None = None
+    dsn: str | None = None
+    data: Path | None = None
 
 
-def over_http(function: Callable[..., None]) -> Callable[..., None]:
-    """Add `--url` and `--token` to a command; `open_target` then uses that service."""
+_selected: ContextVar[Selected] = ContextVar("selected")  # by the running command
+
+
+def service_or_database(function: Callable[..., None]) -> Callable[..., None]:
+    """Add `--dsn`, `--data`, `--url` and `--token` to a command; `open_target` uses them."""
 
     @wraps(function)
-    def wrapper(*args: Any, url: str | None, token: str | None, **kwargs: Any) -> None:  # noqa: ANN401
-        service = select_service(
-            url, token, kwargs.get("dsn"), kwargs.get("data"), kwargs.get("tenant")
-        )
+    def wrapper(
+        *args: Any,  # noqa: ANN401
+        dsn: str | None,
+        data: Path | None,
+        url: str | None,
+        token: str | None,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        service = select_service(url, token, dsn, data, kwargs.get("tenant"))
         if service is not None and kwargs.get("actor") is not None:
             raise typer.BadParameter(
                 "--actor: a service records the name of the token; remove this option"
             )
-        with using_service(service):
+        with using(Selected(service, dsn, data)):
             function(*args, **kwargs)
 
-    return _add_options(wrapper, function, {"url": options.Url, "token": options.Token})
+    service_options = {"url": options.Url, "token": options.Token}
+    return _add_options(wrapper, function, DATABASE_OPTIONS | service_options)
+
+
+def database_only(reason: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add `--dsn` and `--data`, for commands that no service can run, with the reason for that."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def wrapper(*args: Any, dsn: str | None, data: Path | None, **kwargs: Any) -> None:  # noqa: ANN401
+            with using(Selected(None, dsn, data)):
+                function(*args, **kwargs)
+
+        return without_service(reason)(_add_options(wrapper, function, DATABASE_OPTIONS))
+
+    return decorate
 
 
 def without_service(reason: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Reject `--url` and `--token` with a reason, for commands that need a database."""
+    """Reject `--url` and `--token` with a reason."""
 
     def reject(value: str | None) -> None:
         if value is not None:
@@ -125,17 +153,17 @@ def _add_options(
 
 
 @contextmanager
-def using_service(service: ServiceTarget | None) -> Iterator[None]:
-    """Make `open_target` use this service."""
-    token = _service.set(service)
+def using(selected: Selected) -> Iterator[None]:
+    """Make `open_target` and `open_database` use this service or database."""
+    token = _selected.set(selected)
     try:
         yield
     finally:
-        _service.reset(token)
+        _selected.reset(token)
 
 
-def current_service() -> ServiceTarget | None:
-    return _service.get()
+def selected() -> Selected:
+    return _selected.get()
 
 
 def select_service(
@@ -168,9 +196,9 @@ def _configured_url() -> str | None:
 
 
 @contextmanager
-def open_target(dsn: str | None, data: Path | None, *, as_owner: bool = False) -> Iterator[Target]:
-    """The service of this command, else a database."""
-    service = _service.get()
+def open_target(*, as_owner: bool = False) -> Iterator[Target]:
+    """The service or database that the options of the running command select."""
+    service = _selected.get().service
     if service is not None:
         from helixqueue.client.http_backend import HTTP_CALLS  # noqa: PLC0415
         from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415 - one of the two
@@ -187,7 +215,7 @@ def open_target(dsn: str | None, data: Path | None, *, as_owner: bool = False) -
     from helixqueue.client.postgres_backend import POSTGRES_CALLS  # noqa: PLC0415 - the other
     from helixqueue.engine import calls, fences, letters  # noqa: PLC0415
 
-    with open_database(dsn, data, as_owner=as_owner) as database:
+    with open_database(as_owner=as_owner) as database:
         yield Target(database.run, calls, reads, fences, letters, POSTGRES_CALLS, is_service=False)
 
 
@@ -209,24 +237,21 @@ def open_client(service: ServiceTarget) -> Iterator[HelixClient]:
 
 
 @contextmanager
-def open_database(
-    dsn: str | None, data: Path | None, *, as_owner: bool = False
-) -> Iterator[Database]:
+def open_database(*, as_owner: bool = False) -> Iterator[Database]:
     """A connection to the database, with the run-time login or the schema owner's."""
     from helixqueue.postgres.database import Database  # noqa: PLC0415 - a service needs no driver
 
     with (
-        database_target(dsn, data) as target,
+        database_target() as target,
         Database.connect(target.owner_dsn if as_owner else target.dsn) as database,
     ):
         yield database
 
 
 @contextmanager
-def database_target(
-    dsn: str | None, data: Path | None, *, create: bool = False
-) -> Iterator[DatabaseTarget]:
+def database_target(*, create: bool = False) -> Iterator[DatabaseTarget]:
     """The selected database; starts embedded servers. `create` allows a new data directory."""
+    _, dsn, data = _selected.get()
     dsn = _select_dsn(dsn, data)
     if dsn is not None:
         show.progress(f"database: {without_password(dsn)}")

@@ -22,13 +22,11 @@ NO_SERVICE = (
 
 def register(app: typer.Typer) -> None:
     add = command(app, "doctor", example='helixq doctor --dsn "$PROGRAM_DSN"')
-    add(connection.without_service(NO_SERVICE)(_doctor))
+    add(connection.database_only(NO_SERVICE)(_doctor))
 
 
 def _doctor(
     *,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     redis: Annotated[
         str | None,
         typer.Option(
@@ -44,7 +42,7 @@ def _doctor(
 
     Use the DSN of your programs. Exit code 1: a setting breaks a guarantee; warnings do not count.
     """
-    with connection.database_target(dsn, data) as target:
+    with connection.database_target() as target:
         findings = examine(target.dsn, redis)
     ok = all(finding.verdict != "bad" for finding in findings)
     if as_json:

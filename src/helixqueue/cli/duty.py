@@ -33,16 +33,14 @@ def register(parent: typer.Typer) -> None:
 
 
 @command(app, "list", example="helixq duty list")
-@connection.without_service(NO_SERVICE)
-def _list(
-    *, dsn: options.Dsn = None, data: options.Data = None, as_json: options.AsJson = False
-) -> None:
+@connection.database_only(NO_SERVICE)
+def _list(*, as_json: options.AsJson = False) -> None:
     """List duties with their interval, last run, lag and last failure.
 
     Services run them; claims run some of them as well. Exit code 1: a duty failed in its last run
     or is overdue by more than a minute.
     """
-    with connection.open_database(dsn, data) as database:
+    with connection.open_database() as database:
         rows = database.run(duties.list_duties())
     ok = not any(_is_late(row) for row in rows)
     if as_json:
@@ -78,7 +76,7 @@ def _is_late(row: DutyRow) -> bool:
 
 
 @command(app, "set", example='helixq duty set reconcile --every 5m --reason "a slow disk"')
-@connection.without_service(NO_SERVICE)
+@connection.database_only(NO_SERVICE)
 def _set(
     duty: Annotated[str, typer.Argument(metavar="DUTY", help="Name of the duty.")],
     *,
@@ -90,15 +88,13 @@ def _set(
     ],
     reason: options.Reason,
     actor: options.Actor = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Change how often a duty runs.
 
     It runs next at once. The change is recorded with its reason. Needs an operator's login.
     """
-    with connection.open_database(dsn, data) as database:
+    with connection.open_database() as database:
         database.run(metrics.set_duty(duty=duty, every_seconds=every, actor=actor, reason=reason))
     if as_json:
         show.as_json({"duty": duty, "every_seconds": every})
@@ -107,15 +103,13 @@ def _set(
 
 
 @command(app, "findings", example="helixq duty findings")
-@connection.without_service(NO_SERVICE)
+@connection.database_only(NO_SERVICE)
 def _findings(
     *,
     cleared: Annotated[
         bool, typer.Option("--all", help="Also findings that no longer hold.")
     ] = False,
     limit: options.Limit = 50,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List what the duties reconcile and audit found.
@@ -123,7 +117,7 @@ def _findings(
     `duplicate_assignment`, `audit_missing`, `lease_overdue` and `stalled_pending` each have a
     runbook. Exit code 1: a finding holds.
     """
-    with connection.open_database(dsn, data) as database:
+    with connection.open_database() as database:
         found = database.run(metrics.list_findings(open_only=not cleared, limit=limit))
     holds = any(finding.cleared_at is None for finding in found)
     if as_json:

@@ -14,8 +14,6 @@ from helixqueue.cli.command import command
 from helixqueue.operations import feeds
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from helixqueue.records.ledger import FeedRow
 
 app = typer.Typer(no_args_is_help=True, help="Feeds: list, show, pause, resume, rewind, run.")
@@ -35,19 +33,17 @@ def _feeds() -> None:
 
 
 @command(app, "list", example="helixq feed list")
-@connection.over_http
+@connection.service_or_database
 def _list(
     *,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List feeds and how far each is behind.
 
     Counts stop at 10,000 events.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         rows: list[FeedRow] = target.run(
             target.call_set.ledgers.feeds(tenant=connection.tenant_to_change(target, tenant))
         )
@@ -63,17 +59,15 @@ def _list(
 
 
 @command(app, "show", example="helixq feed show notify")
-@connection.over_http
+@connection.service_or_database
 def _show(
     *,
     feed: FeedName,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show a feed: its source, its holder and how far it is behind."""
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         row = operation.run(target, tenant, None, partial(feeds.status, feed=feed))
     if as_json:
         show.as_json(_shape(row))
@@ -92,41 +86,37 @@ def _show(
 
 
 @command(app, "pause", example='helixq feed pause notify --reason "the pager is down"')
-@connection.over_http
+@connection.service_or_database
 def _pause(
     *,
     feed: FeedName,
     reason: options.Reason,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Deliver nothing until `feed resume`."""
     change = partial(feeds.change, feed=feed, reason=reason, paused=True)
-    _change(dsn, data, (tenant, actor, feed), change, as_json=as_json)
+    _change((tenant, actor, feed), change, as_json=as_json)
 
 
 @command(app, "resume", example='helixq feed resume notify --reason "the pager is back"')
-@connection.over_http
+@connection.service_or_database
 def _resume(
     *,
     feed: FeedName,
     reason: options.Reason,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Deliver again after `feed pause`."""
     change = partial(feeds.change, feed=feed, reason=reason, paused=False)
-    _change(dsn, data, (tenant, actor, feed), change, as_json=as_json)
+    _change((tenant, actor, feed), change, as_json=as_json)
 
 
 @command(app, "rewind", example='helixq feed rewind notify --since 2h --reason "lost messages"')
-@connection.over_http
+@connection.service_or_database
 def _rewind(
     *,
     feed: FeedName,
@@ -142,8 +132,6 @@ def _rewind(
     ] = None,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Deliver events again, with the same keys.
@@ -151,19 +139,17 @@ def _rewind(
     An effect behind a fence, as of `feed run`, does not take place again.
     """
     change = partial(feeds.change, feed=feed, reason=reason, rewind=True, since=since)
-    _change(dsn, data, (tenant, actor, feed), change, as_json=as_json)
+    _change((tenant, actor, feed), change, as_json=as_json)
 
 
 def _change(
-    dsn: str | None,
-    data: Path | None,
     names: tuple[str | None, str | None, str],
     change: Any,  # noqa: ANN401 - an operation
     *,
     as_json: bool,
 ) -> None:
     tenant, actor, feed = names
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         operation.run(target, tenant, actor, partial(feeds.status, feed=feed))
         operation.run(target, tenant, actor, change)
         row = operation.run(target, tenant, actor, partial(feeds.status, feed=feed))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    add = connection.without_service("the program runs behind a fence of the database")
+    add = connection.database_only("the program runs behind a fence of the database")
     command(app, "run", example='helixq feed run notify --exec "./notify.sh"')(add(_run))
 
 
@@ -65,8 +65,6 @@ def _run(
     lease: Lease = 30.0,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Run a program for each event of a feed: once, or in doubt.
@@ -79,7 +77,7 @@ def _run(
     words = shlex.split(program)
     if shutil.which(words[0]) is None:
         raise Refused(f"--exec: expected an executable program, got {words[0]!a}")
-    with connection.database_target(dsn, data) as target:
+    with connection.database_target() as target:
         from helixqueue.postgres.database import Database  # noqa: PLC0415 - a service needs none
 
         with Database.connect(target.dsn) as database:

@@ -63,7 +63,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @command(app, "list", example="helixq fence list --state IN_DOUBT")
-@connection.over_http
+@connection.service_or_database
 def _list(
     *,
     name: Name = None,
@@ -79,8 +79,6 @@ def _list(
     limit: options.Limit = 50,
     after: options.After = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List fences, newest first.
@@ -88,7 +86,7 @@ def _list(
     `--state IN_DOUBT` lists the fences that need a decision. If there are more rows, the last line
     shows the cursor for --after.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         read = partial(
             target.fences.list_fences,
             tenant=connection.tenant_to_read(target, tenant),
@@ -109,21 +107,19 @@ def _list(
 
 
 @command(app, "show", example="helixq fence show order-7 --name refund")
-@connection.over_http
+@connection.service_or_database
 def _show(
     fence: Fence,
     *,
     name: Name = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show one fence with its history and its receipt.
 
     Exit code 1: no such fence.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         row = _find(target, fence, name, tenant)
         history = target.run(target.fences.fence_history(row.key))
     if as_json:
@@ -133,21 +129,19 @@ def _show(
 
 
 @command(app, "explain", example="helixq fence explain order-7 --name refund")
-@connection.over_http
+@connection.service_or_database
 def _explain(
     fence: Fence,
     *,
     name: Name = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Explain the state of a fence and what its next call gets.
 
     Exit code 1: no such fence.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         row = _find(target, fence, name, tenant)
     explanation = {
         "state": row.state,
@@ -199,7 +193,7 @@ EffectOption = Annotated[
     example='helixq fence resolve order-7 --name refund --not-applied --reason "not at the bank" '
     "--actor ann",
 )
-@connection.over_http
+@connection.service_or_database
 def _resolve(
     fence: Fence,
     *,
@@ -226,8 +220,6 @@ def _resolve(
     correct: CorrectOption = False,
     name: Name = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Resolve a fence in doubt; name and reason are recorded.
@@ -243,11 +235,11 @@ def _resolve(
         raise typer.BadParameter(
             "--reason and --actor: expected a text for the record, got an empty one"
         )
-    if actor is None and connection.current_service() is None:
+    if actor is None and connection.selected().service is None:
         raise typer.BadParameter("--actor: expected the name of the person who decides")
     text = None if result is None else canonical_text(loads(result))
     outcome: dict[str, Any] = {"effect": effect, "result": text, "http_status": http_status}
-    with connection.open_target(dsn, data, as_owner=True) as target:
+    with connection.open_target(as_owner=True) as target:
         row = _find(target, fence, name, tenant)
         decision = {"reason": reason, "applied": applied, "correct": correct}
         resolved = _send_resolution(target, row, actor, decision, outcome)
@@ -343,7 +335,7 @@ def _receipt(row: FenceRow) -> dict[str, Any] | None:
     if row.state is not FenceState.SEALED or row.digest is None:
         return None
     # A service signs what it states; the key of this machine does not vouch for it.
-    if connection.current_service() is None:
+    if connection.selected().service is None:
         return receipt_of(row).document(find_signer())
     return receipt_of(row).document() | ({"signature": row.signature} if row.signature else {})
 

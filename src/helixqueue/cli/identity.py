@@ -26,22 +26,20 @@ def register(parent: typer.Typer) -> None:
 
 
 @command(app, "refused", example="helixq identity refused basecall")
-@connection.over_http
+@connection.service_or_database
 def _refused(
     queue: InQueue,
     *,
     limit: options.Limit = 50,
     after: options.After = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List identities that were refused, newest first.
 
     With the reason and the raw bytes in hex, so that a lab can find the tube or the row of a sheet.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         owner = connection.tenant_to_change(target, tenant)
 
         def read(**page: Any) -> Any:  # noqa: ANN401 - a page of either transport
@@ -66,13 +64,11 @@ def _text(row: RefusedIdentityRow) -> str:
 
 
 @command(app, "twins", example="helixq identity twins basecall")
-@connection.over_http
+@connection.service_or_database
 def _twins(
     queue: InQueue,
     *,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List identities that are easily confused.
@@ -80,7 +76,7 @@ def _twins(
     `spelling`: several spellings of one batch. `case` and `look-alike` (width, letters of other
     scripts): several batches, perhaps by mistake. Nothing is merged.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         owner = connection.tenant_to_change(target, tenant)
 
         def read(**page: Any) -> Any:  # noqa: ANN401 - a page of either transport

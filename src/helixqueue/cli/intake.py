@@ -106,8 +106,6 @@ def _run(
     idle: Idle = None,
     trim: Trim = False,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Submit the entries of a stream until SIGTERM.
@@ -134,7 +132,7 @@ def _run(
     json_log = messages.select_log_mode()
     settings = read_settings(config, named)
     stop = threading.Event()
-    with connection.database_target(dsn, data) as target:
+    with connection.database_target() as target:
         log_to(logging.StreamHandler(sys.stderr), as_json=json_log)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
@@ -153,19 +151,17 @@ def _run(
 
 
 command(app, "run", example="helixq intake run --config intake.toml")(
-    connection.without_service(NO_SERVICE)(_run)
+    connection.database_only(NO_SERVICE)(_run)
 )
 
 
 def _status(
     *,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show what each intake last reported. Exit code 1: one does not read, or is gone."""
-    with connection.open_database(dsn, data) as database:
+    with connection.open_database() as database:
         name = connection.tenant_to_read(database, tenant)
         rows = database.run(letters.intakes(tenant=name))
         counts = database.run(letters.letter_counts(tenant=name))
@@ -203,7 +199,7 @@ def _status(
 
 
 command(app, "status", example="helixq intake status")(
-    connection.without_service(NO_SERVICE)(_status)
+    connection.database_only(NO_SERVICE)(_status)
 )
 
 

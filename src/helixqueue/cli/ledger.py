@@ -51,16 +51,14 @@ def _ledgers() -> None:
 
 
 @command(app, "list", example="helixq ledger list")
-@connection.over_http
+@connection.service_or_database
 def _list(
     *,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List the ledgers of a tenant."""
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         rows: list[LedgerRow] = target.run(
             target.call_set.ledgers.ledgers(tenant=connection.tenant_to_change(target, tenant))
         )
@@ -81,7 +79,7 @@ def _row(row: LedgerRow) -> tuple[Any, ...]:
 
 
 @command(app, "declare", example="helixq ledger declare dispatch --machine dispatch.json")
-@connection.over_http
+@connection.service_or_database
 def _declare(
     *,
     ledger: LedgerName,
@@ -119,8 +117,6 @@ def _declare(
     ] = None,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Declare a ledger. A later declaration may add kinds and arrows."""
@@ -129,7 +125,7 @@ def _declare(
         ledger, Machine(_json("--machine", text), initial=initial), not lenient, bind_payload,
         tuple(ignore or ()),
     )  # fmt: skip
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         row = operation.run(target, tenant, actor, partial(ledgers.declare, ledger=declared))
     if as_json:
         show.as_json(shapes.plain_members(asdict(row)))
@@ -138,7 +134,7 @@ def _declare(
 
 
 @command(app, "append", example="helixq ledger append dispatch drone-7 1 REQUESTED")
-@connection.over_http
+@connection.service_or_database
 def _append(
     *,
     ledger: LedgerName,
@@ -165,8 +161,6 @@ def _append(
     ] = None,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Append one event, or those of a file; each is stored once.
@@ -177,7 +171,7 @@ def _append(
         raise typer.BadParameter("expected ENTITY SEQ KIND or --file, got both")
     if file is None and (entity is None or seq is None or kind is None):
         raise typer.BadParameter("expected ENTITY SEQ KIND, or --file")
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         if file is None:
             event = NewEvent(
                 entity or "", seq or 0, kind or "", _json("--payload", payload or "null"), node
@@ -233,7 +227,7 @@ def _json(what: str, text: str) -> Any:  # noqa: ANN401 - JSON
 
 
 @command(app, "show", example="helixq ledger show dispatch drone-7")
-@connection.over_http
+@connection.service_or_database
 def _show(
     *,
     ledger: LedgerName,
@@ -241,13 +235,11 @@ def _show(
         list[str], typer.Argument(metavar="ENTITY...", help="Entity; its parts, if it has several.")
     ],
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show the state of an entity and its events."""
     name = entity[0] if len(entity) == 1 else tuple(entity)
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         state, events = _read(target, tenant, ledger, name)
     if state is None:
         raise NoSuchEntity(f"ledger {ledger} has no event of {' / '.join(entity)}")

@@ -33,7 +33,7 @@ Heads = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    add = connection.without_service(NEEDS_DATABASE)
+    add = connection.database_only(NEEDS_DATABASE)
     command(app, "replay", example="helixq ledger replay dispatch")(add(_replay))
     command(app, "seal", example="helixq ledger seal dispatch --to /mnt/audit/dispatch.heads")(
         add(_seal)
@@ -55,15 +55,13 @@ def _replay(
         ),
     ] = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Recompute every key, hash and state of a ledger from its events.
 
     Exit code 1 if an event is not the one that was written, or violates the rules.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         name = connection.tenant_to_change(target, tenant)
         declared = operation.run(target, name, None, partial(ledgers.find, name=ledger))
         events = ledger_heads.stored_pages(target.run, name, ledger)
@@ -122,8 +120,6 @@ def _seal(
     ],
     key: options.Key = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Sign what a ledger contains, with the key of `helixq key`.
@@ -132,7 +128,7 @@ def _seal(
     """
     signer = read_keys(key)[-1].signer
     heads = ledger_heads.read_heads(to) if to.exists() else []
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         name = connection.tenant_to_change(target, tenant)
         declared = operation.run(target, name, None, partial(ledgers.find, name=ledger))
         digest = target.run(calls.ledger_digest(tenant=name, ledger=ledger))
@@ -163,8 +159,6 @@ def _verify(
     public_key: options.PublicKey = None,
     key: options.Key = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Compare a ledger with its signed heads, and replay it.
@@ -181,7 +175,7 @@ def _verify(
         replay = ledger_heads.replay_events(last["tenant"], _declared(last), covered)
         faults = ledger_heads.verify_heads(heads, keys, ledger_heads.digest_export(events))
     else:
-        with connection.open_target(dsn, data) as target:
+        with connection.open_target() as target:
             heads, keys = _signed(ledger, against, public_key, key)
             name = connection.tenant_to_change(target, tenant)
             declared = operation.run(target, name, None, partial(ledgers.find, name=ledger))

@@ -32,7 +32,7 @@ def _letters() -> None:
 
 
 @command(app, "list", example="helixq letter list --reason json")
-@connection.over_http
+@connection.service_or_database
 def _list(
     *,
     status: Annotated[
@@ -46,12 +46,10 @@ def _list(
     limit: options.Limit = 50,
     after: options.After = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List messages that could not become batches, newest first."""
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         read = partial(
             target.letters.letters,
             tenant=connection.tenant_to_change(target, tenant),
@@ -72,20 +70,18 @@ def _list(
 
 
 @command(app, "show", example="helixq letter show 7")
-@connection.over_http
+@connection.service_or_database
 def _show(
     *,
     letter: Letter,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show a letter with the fields of its message.
 
     Bytes that are not UTF-8 are shown as escapes.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         found = operation.run(target, tenant, None, partial(letters.show, letter=letter, body=True))
     fields = None if found.body is None else shown_fields(found.body)
     if as_json:
@@ -101,7 +97,7 @@ def _show(
 @command(
     app, "redrive", example='helixq letter redrive 7 --revision 2 --reason "corrected upstream"'
 )
-@connection.over_http
+@connection.service_or_database
 def _redrive(
     *,
     letter: Letter,
@@ -120,15 +116,13 @@ def _redrive(
     ] = None,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Submit the message of a letter, with corrections.
 
     The batch keeps the source of the message, and the letter closes.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         redrive = partial(
             letters.redrive, letter=letter, reason=reason, queue=queue, identity=identity,
             revision=revision,
@@ -142,19 +136,17 @@ def _redrive(
 
 
 @command(app, "discard", example='helixq letter discard 7 --reason "test data"')
-@connection.over_http
+@connection.service_or_database
 def _discard(
     *,
     letter: Letter,
     reason: options.Reason,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Delete the message of a letter; its record stays."""
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         answers = operation.run(
             target, tenant, actor, partial(letters.discard, letters=[letter], reason=reason)
         )

@@ -16,13 +16,11 @@ NO_SERVICE = "migrate changes the schema as the owner of the database; run it wi
 
 def register(app: typer.Typer) -> None:
     add = command(app, "migrate", example='helixq migrate --dsn "$OWNER_DSN"')
-    add(connection.without_service(NO_SERVICE)(_migrate))
+    add(connection.database_only(NO_SERVICE)(_migrate))
 
 
 def _migrate(
     *,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     sql: Annotated[
         bool,
         typer.Option("--print-sql", help="Print the SQL script for psql; uses no database."),
@@ -56,7 +54,7 @@ def _migrate(
         return
     if since is not None:
         raise typer.BadParameter("--since requires --print-sql")
-    with connection.database_target(dsn, data, create=True) as target:
+    with connection.database_target(create=True) as target:
         if target.postgres is None:
             done = migrate(target.owner_dsn, report=show.progress, wait_s=wait)
         else:

@@ -13,8 +13,6 @@ from helixqueue.cli.exits import Exit
 from helixqueue.identity import PROFILES, check_name
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from helixqueue.records.queue import QueueSummary
 
 app = typer.Typer(no_args_is_help=True, help="Queues: list, show, set, pause, resume, delete.")
@@ -108,19 +106,17 @@ def register(parent: typer.Typer) -> None:
 
 
 @command(app, "list", example="helixq queue list")
-@connection.over_http
+@connection.service_or_database
 def _list(
     *,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List queues with the number of batches in each state.
 
     Counts stop at 10,000.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         read = partial(target.reads.queues, tenant=connection.tenant_to_read(target, tenant))
         queues = list(pages.read_all(target, read))
     if as_json:
@@ -150,13 +146,11 @@ def _status(summary: QueueSummary) -> str:
 
 
 @command(app, "show", example="helixq queue show basecall")
-@connection.over_http
+@connection.service_or_database
 def _show(
     queue: Name,
     *,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show the settings and counts of a queue.
@@ -164,7 +158,7 @@ def _show(
     Without a tenant: the queues of that name of all tenants that the login may see. Exit code 1: no
     such queue.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         read = partial(
             target.reads.queues, tenant=connection.tenant_to_read(target, tenant), queue=queue
         )
@@ -188,7 +182,7 @@ def _print(summary: QueueSummary) -> None:
 
 
 @command(app, "set", example='helixq queue set basecall --lease 120 --reason "a new assay"')
-@connection.over_http
+@connection.service_or_database
 def _set(
     queue: Name,
     *,
@@ -210,8 +204,6 @@ def _set(
     reason: options.Reason,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Create a queue, or change the given settings.
@@ -240,59 +232,53 @@ def _set(
         "resubmit_failed": resubmit_failed,
     }
     _change(
-        queue, settings, reason=reason, actor=actor, tenant=tenant, dsn=dsn, data=data,
+        queue, settings, reason=reason, actor=actor, tenant=tenant,
         as_json=as_json,
     )  # fmt: skip
 
 
 @command(app, "pause", example='helixq queue pause basecall --reason "flow cells are late"')
-@connection.over_http
+@connection.service_or_database
 def _pause(
     queue: Name,
     *,
     reason: options.Reason,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Stop assigning batches of a queue; running batches continue."""
     _change(
-        queue, {"paused": True}, reason=reason, actor=actor, tenant=tenant, dsn=dsn, data=data,
+        queue, {"paused": True}, reason=reason, actor=actor, tenant=tenant,
         as_json=as_json,
     )  # fmt: skip
 
 
 @command(app, "resume", example='helixq queue resume basecall --reason "flow cells arrived"')
-@connection.over_http
+@connection.service_or_database
 def _resume(
     queue: Name,
     *,
     reason: options.Reason,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Assign batches of a paused queue again."""
     _change(
-        queue, {"paused": False}, reason=reason, actor=actor, tenant=tenant, dsn=dsn, data=data,
+        queue, {"paused": False}, reason=reason, actor=actor, tenant=tenant,
         as_json=as_json,
     )  # fmt: skip
 
 
 @command(app, "delete", example='helixq queue delete basecal --reason "a typing error"')
-@connection.over_http
+@connection.service_or_database
 def _delete(
     queue: Name,
     *,
     reason: options.Reason,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Delete a queue that never had a batch.
@@ -301,7 +287,7 @@ def _delete(
     `helixq queue set NAME --closed`. Exit code 1: the queue does not exist or is not empty.
     """
     check_name("queue", queue)
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         owner = connection.tenant_name(target, tenant)
         call = target.calls.delete_queue(tenant=owner, queue=queue, reason=reason, actor=actor)
         answer = target.run(call)
@@ -327,12 +313,10 @@ def _change(
     reason: str,
     actor: str | None,
     tenant: str | None,
-    dsn: str | None,
-    data: Path | None,
     as_json: bool,
 ) -> None:
     check_name("queue", queue)
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         owner = connection.tenant_to_change(target, tenant)
         # Only `set` creates a queue.
         if (

@@ -91,8 +91,9 @@ def _verify(
     keys = _keys(public_key, secret, key_id)
     verified = verify(document, keys=keys, answer=None if answer is None else answer.read_bytes())
     if recorded and not verified.faults:
-        with connection.using_service(connection.select_service(url, token, dsn, data)):
-            faults = _compare_with_record(document, dsn, data)
+        service = connection.select_service(url, token, dsn, data)
+        with connection.using(connection.Selected(service, dsn, data)):
+            faults = _compare_with_record(document)
         verified = Verification("no", faults) if faults else verified
     if as_json:
         show.as_json(
@@ -124,9 +125,9 @@ def _print(document: dict[str, Any], verified: Verification, *, has_keys: bool) 
         show.line(f"unsigned: {document['id']} is consistent, but {lacks}", "yellow")
 
 
-def _compare_with_record(document: dict[str, Any], dsn: str | None, data: Path | None) -> list[str]:
+def _compare_with_record(document: dict[str, Any]) -> list[str]:
     """How the recorded fence differs from the receipt."""
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         row = target.run(target.fences.find_fence(key_bytes(document["key"])))
     if row is None:
         return ["no fence with this key is visible: it was deleted by retention, or never existed"]

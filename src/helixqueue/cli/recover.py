@@ -18,15 +18,13 @@ NO_SERVICE = (
 
 def register(app: typer.Typer) -> None:
     add = command(app, "recover", example='helixq recover --reason "restored the backup of 03:00"')
-    add(connection.without_service(NO_SERVICE)(_recover))
+    add(connection.database_only(NO_SERVICE)(_recover))
 
 
 def _recover(
     *,
     reason: options.Reason,
     actor: options.Actor = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """End every lease after a restore or a split brain.
@@ -34,7 +32,7 @@ def _recover(
     Starts a new epoch: tokens from before are refused, and leased batches return to their queue.
     Needs an operator's login or the owner's.
     """
-    with connection.open_database(dsn, data, as_owner=True) as database:
+    with connection.open_database(as_owner=True) as database:
         recovered = recover(database.connection, reason=reason, actor=actor)
     if as_json:
         show.as_json(recovered._asdict())

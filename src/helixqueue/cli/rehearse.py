@@ -107,7 +107,7 @@ def _open(file: str) -> Iterator[IO[bytes]]:
         raise Refused(f"expected a file of calls, got {error}") from error
 
 
-@connection.over_http
+@connection.service_or_database
 def rehearse(
     file: Annotated[
         str,
@@ -120,8 +120,6 @@ def rehearse(
         bool, typer.Option("--may-run", help="Accept calls that would run for the first time.")
     ] = False,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Preview what repeated calls would do, without executing them.
@@ -134,7 +132,7 @@ def rehearse(
     safe = {"repeats", "done", *(["runs"] if may_run else [])}
     counts: Counter[str] = Counter()
     unsafe: list[CallPreview] = []
-    with connection.open_target(dsn, data) as target, _open(file) as stream:
+    with connection.open_target() as target, _open(file) as stream:
         rehearsal = Rehearsal(target, connection.tenant_to_change(target, tenant))
         lines = enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 2), b""), 1)
         for call in rehearsal.preview(line for line in lines if line[1].strip()):

@@ -17,7 +17,6 @@ from helixqueue.transport.http import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from helixqueue.operations.steps import Step
 
@@ -29,13 +28,11 @@ _COUNTS = ("events", "batches", "retired", "violated")
 
 def register(app: typer.Typer) -> None:
     add = command(app, "replay", example='helixq replay --dsn "$OWNER_DSN"')
-    add(connection.over_http(_replay))
+    add(connection.service_or_database(_replay))
 
 
 def _replay(
     *,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     limit: Annotated[
         int,
         typer.Option("--limit", metavar="N", min=1, help="Maximum number of violations to show."),
@@ -49,7 +46,7 @@ def _replay(
     the ledger of its own tenant, one snapshot per request. Exit code 1: they differ.
     """
     started = time.monotonic()
-    result = _run_replay(dsn, data, limit)
+    result = _run_replay(limit)
     seconds = time.monotonic() - started
     if as_json:
         show.as_json(
@@ -79,14 +76,14 @@ def _replay(
     raise typer.Exit(Exit.NO if result["violated"] else Exit.OK)
 
 
-def _run_replay(dsn: str | None, data: Path | None, limit: int) -> dict[str, Any]:
-    if connection.current_service() is not None:
+def _run_replay(limit: int) -> dict[str, Any]:
+    if connection.selected().service is not None:
         with (
-            connection.open_target(None, None) as target,
+            connection.open_target() as target,
             show.bar("replaying", "events", None) as update,
         ):
             return _replay_over_http(target, limit, update)
-    with connection.open_database(dsn, data, as_owner=True) as database:
+    with connection.open_database(as_owner=True) as database:
         every_tenant = sees_every_tenant(database.connection)
         with show.bar("replaying", "events", estimate(database.connection)) as update:
             replayed = replay(

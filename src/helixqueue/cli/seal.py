@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     add = command(app, "seal", example="helixq seal --to /mnt/audit/seals.jsonl")
-    add(connection.over_http(_seal))
+    add(connection.service_or_database(_seal))
 
 
 def _seal(
@@ -44,8 +44,6 @@ def _seal(
         ),
     ] = None,
     key: options.Key = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Write a signed seal of the ledger.
@@ -56,11 +54,11 @@ def _seal(
     scope operate.
     """
     previous = last_head(to)
-    seal = _make(dsn, data, key, previous)
+    seal = _make(key, previous)
     if export is not None:
-        if connection.current_service() is not None:
+        if connection.selected().service is not None:
             raise typer.BadParameter("--export reads the database itself; select it with --dsn")
-        with connection.open_database(dsn, data, as_owner=True) as database:
+        with connection.open_database(as_owner=True) as database:
             write_export(database.connection, seal, export)
         publish_beside(export, public_document(read_keys(key)))
     file = add_seal(to, seal)
@@ -72,18 +70,16 @@ def _seal(
         show.line(f"seal {seal['number']} in {file}: {counts or 'nothing yet'}", "green")
 
 
-def _make(
-    dsn: str | None, data: Path | None, key: Path | None, previous: SealHead | None
-) -> dict[str, Any]:
-    if connection.current_service() is not None:
+def _make(key: Path | None, previous: SealHead | None) -> dict[str, Any]:
+    if connection.selected().service is not None:
         if key is not None:
             raise typer.BadParameter("--key: a service signs with its own key; remove this option")
-        with connection.open_target(None, None) as target:
+        with connection.open_target() as target:
             seal: dict[str, Any] = target.run(checks.seal(previous))
             return seal
     signer = read_keys(key)[-1].signer
     with (
-        connection.open_database(dsn, data, as_owner=True) as database,
+        connection.open_database(as_owner=True) as database,
         show.bar("sealing", "records", None),
     ):
         return make_seal(database.connection, signer, previous)

@@ -22,17 +22,15 @@ def _secret() -> None:
 
 
 @command(app, "rotate", example='helixq secret rotate --dsn "$OWNER_DSN"')
-@connection.without_service(NO_SERVICE)
-def _rotate(
-    *, dsn: options.Dsn = None, data: options.Data = None, as_json: options.AsJson = False
-) -> None:
+@connection.database_only(NO_SERVICE)
+def _rotate(*, as_json: options.AsJson = False) -> None:
     """Make a new secret for the fingerprints of new work.
 
     A fingerprint is an HMAC of a payload; its secret never leaves the database. Old fingerprints
     keep the secret they were made with, so repeats still compare. Needs an operator's login or the
     owner's. (The key that signs receipts and seals is another one: `helixq key rotate`.)
     """
-    with connection.open_database(dsn, data, as_owner=True) as database:
+    with connection.open_database(as_owner=True) as database:
         number = database.run(calls.rotate_secret())
     if as_json:
         show.as_json({"secret": number})

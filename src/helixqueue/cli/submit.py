@@ -102,7 +102,7 @@ Create = Annotated[bool, typer.Option("--create", help="Create the queue if it d
 
 def register(app: typer.Typer) -> None:
     add = command(app, "submit", example='helixq submit basecall Sample-1 \'{"pod5": "a.pod5"}\'')
-    add(connection.over_http(_submit))
+    add(connection.service_or_database(_submit))
 
 
 def _submit(
@@ -123,8 +123,6 @@ def _submit(
     create: Create = False,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Submit one batch, or many from JSON, JSONL or CSV.
@@ -153,7 +151,7 @@ def _submit(
         # The file first: no server should start for a file that does not exist.
         with (
             _open_source(source) as stream,
-            _open_client(dsn, data, tenant, actor, required) as helix,
+            _open_client(tenant, actor, required) as helix,
         ):
             rows = _parse(source, stream, file_format, identity_column)
             _submit_file(helix, queue, (source, stream, rows), create=create, as_json=as_json)
@@ -164,7 +162,7 @@ def _submit(
         raise typer.BadParameter("expected an identity, or --from FILE")
     parts = identity if part is None else (identity, *part)
     value = {} if payload is None else _json("PAYLOAD", payload)
-    with _open_client(dsn, data, tenant, actor, required) as helix:
+    with _open_client(tenant, actor, required) as helix:
         accepted = helix.submit(
             queue, identity=parts, payload=value, create=create, **submit_options
         )
@@ -180,10 +178,10 @@ def _json(name: str, text: str) -> Any:  # noqa: ANN401 - any JSON
 
 @contextmanager
 def _open_client(
-    dsn: str | None, data: Path | None, tenant: str | None, actor: str | None, required: str | None
+    tenant: str | None, actor: str | None, required: str | None
 ) -> Iterator[HelixQueue | HelixClient]:
     """A client of the service or database; raises if the queue `required` does not exist."""
-    service = connection.current_service()
+    service = connection.selected().service
     if service is not None:
         from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415 - one of the two
 
@@ -195,7 +193,7 @@ def _open_client(
                 raise _no_queue("the token's tenant", required)
             yield client
         return
-    with connection.database_target(dsn, data) as target:
+    with connection.database_target() as target:
         with Database.connect(target.dsn) as database:
             owner = connection.tenant_to_change(database, tenant)
             if required and database.run(calls.queue(tenant=owner, queue=required)) is None:

@@ -38,7 +38,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @command(app, "create", example="helixq token create uploader --scope submit --queue basecall")
-@connection.over_http
+@connection.service_or_database
 def _create(
     name: Name,
     *,
@@ -61,8 +61,6 @@ def _create(
     days: Days = tokens.DAYS,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Create a token and print it once.
@@ -70,7 +68,7 @@ def _create(
     Exit code 1: the name was used before. The ledger identifies token holders by name, so a name is
     never reused.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         owner = connection.tenant_to_change(target, tenant)
         created = _create_token(
             target,
@@ -121,16 +119,14 @@ def _create_token(
 
 
 @command(app, "list", example="helixq token list")
-@connection.over_http
+@connection.service_or_database
 def _list(
     *,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List tokens with scopes, expiry and last use."""
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         rows = list(_read_all(target, connection.tenant_to_read(target, tenant)))
     if as_json:
         show.as_json({"tokens": [asdict(row) for row in rows]})
@@ -156,7 +152,7 @@ def _read_all(target: connection.Target, tenant: str | None) -> Iterator[TokenRo
 
 
 @command(app, "rotate", example="helixq token rotate uploader --overlap 3600")
-@connection.over_http
+@connection.service_or_database
 def _rotate(
     name: Name,
     *,
@@ -173,15 +169,13 @@ def _rotate(
     days: Days = tokens.DAYS,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Replace a token with a new one and print it once.
 
     Name, scopes and queues stay the same. Exit code 1: there is no valid token of that name.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         owner = connection.tenant_to_change(target, tenant)
         rotated = _rotate_token(
             target, owner, check_name("token", name), overlap=overlap, days=days, actor=actor
@@ -224,22 +218,20 @@ def _rotate_token(
 
 
 @command(app, "revoke", example='helixq token revoke uploader --reason "laptop lost"')
-@connection.over_http
+@connection.service_or_database
 def _revoke(
     name: Name,
     *,
     reason: options.Reason,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Revoke every token of a name at once.
 
     Exit code 1: no token of that name was valid.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         owner = connection.tenant_name(target, tenant)
         revoked = target.run(
             http_tokens.revoke(name=name, reason=reason)
@@ -254,7 +246,7 @@ def _revoke(
 
 
 @command(app, "link", example="helixq token link")
-@connection.over_http
+@connection.service_or_database
 def _link(
     *,
     at: Annotated[
@@ -267,15 +259,13 @@ def _link(
     ] = None,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Create a login link that is valid once, for 15 minutes.
 
     The session has every scope of the tenant and lasts 12 hours.
     """
-    service = connection.current_service()
+    service, dsn, data = connection.selected()
     if at is None and service is not None:
         at = service.url
     elif at is None and dsn is None:
@@ -284,7 +274,7 @@ def _link(
         raise typer.BadParameter(
             "--at: expected the URL of the service; no `helixq up` runs in this directory"
         )
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         if target.is_service:
             login = target.run(http_tokens.offer_login())
         else:

@@ -252,7 +252,8 @@ def _open_client(
     from helixqueue.client.sync import HelixQueue  # noqa: PLC0415 - a service needs no driver
     from helixqueue.postgres.database import Database  # noqa: PLC0415
 
-    with connection.database_target(dsn, data) as target:
+    selected = connection.Selected(None, dsn, data)
+    with connection.using(selected), connection.database_target() as target:
         with Database.connect(target.dsn) as database:
             owner = connection.tenant_to_work_for(database, tenant, every=every_tenant)
         with HelixQueue(target.dsn, owner) as helix:

@@ -34,7 +34,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @command(app, "list", example="helixq worker list --since 5m")
-@connection.over_http
+@connection.service_or_database
 def _list(
     *,
     since: Annotated[
@@ -45,8 +45,6 @@ def _list(
             help=f"Only workers that reported since then, {options.TIME_HELP}.",
         ),
     ] = None,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List workers with their slots, batches and resources.
@@ -55,7 +53,7 @@ def _list(
     shows the workers of your login, or all workers to an operator; a service shows those of the
     token's tenant. Workers are deleted 30 days after their last report.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         time = None if since is None else times.moment(since)
         rows = list(pages.read_all(target, partial(target.reads.workers, since=time)))
         busy = [row for row in rows if row.leases][:_BUSY_WORKERS]
@@ -74,19 +72,17 @@ def _list(
 
 
 @command(app, "show", example="helixq worker show gpu-1")
-@connection.over_http
+@connection.service_or_database
 def _show(
     worker: Annotated[str, typer.Argument(metavar="WORKER", help="Name, or the start of it.")],
     *,
-    dsn: options.Dsn = None,
-    data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show one worker with the batches that it holds.
 
     Exit code 1: no worker has that name, or several have.
     """
-    with connection.open_target(dsn, data) as target:
+    with connection.open_target() as target:
         every = list(pages.read_all(target, target.reads.workers))
         exact = [row for row in every if row.name == worker]
         rows = exact or [row for row in every if row.name.startswith(worker)]
