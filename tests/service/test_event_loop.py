@@ -127,6 +127,8 @@ def test_operate_token_cannot_store_a_schema_of_unbounded_cost(stalls, operator)
 
 ROWS = [{"identity": f"b{number}", "payload": {"text": "x" * 900}} for number in range(1000)]
 ACCENTS = [{"identity": "\u1e9b\u0323" * 90, "payload": number} for number in range(1000)]
+# Too long for an identity, and each "://:" looks like the start of a password in the log.
+URLS = [{"identity": ["://:" * 255] * 4, "payload": number} for number in range(240)]
 # Route, body, status.
 LARGE = {
     "array": ("batches", single(WRONG_ITEMS, "array"), 201),
@@ -144,6 +146,7 @@ LARGE = {
     ),
     "too-many-rows": ("chunks", json.dumps({"submissions": [1] * 300_000}), 422),
     "rows-of-accents": ("chunks", json.dumps({"submissions": ACCENTS}, ensure_ascii=False), 200),
+    "rows-of-urls": ("chunks", json.dumps({"submissions": URLS}), 200),
 }  # fmt: skip
 
 

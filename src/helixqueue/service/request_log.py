@@ -35,11 +35,20 @@ _LISTS: Final = (list, tuple, set, frozenset)
 MAX_CHARS: Final = 300
 NO_ROUTE: Final = "(none)"
 SCOPE_KEY: Final = "helixqueue.request_log"
+_URL_PASSWORD: Final = re.compile(r"(://[^/\s:@]*:)[^@\s]+@")
+
+
+def _mask_url_password(run: re.Match[str]) -> str:
+    text = run[0]
+    return _URL_PASSWORD.sub(r"\1(masked)@", text) if text.endswith("@") else text
+
+
 # Patterns of secrets, and their replacements.
 _SECRETS: Final = (
     (TOKEN, "hx_(masked)"),
     (LOGIN, "hl_(masked)"),
-    (re.compile(r"(://[^/\s:@]*:)[^@\s]+@"), r"\1(masked)@"),
+    # Up to each @ by itself: without one, a search would read to the end again from every "://".
+    (re.compile(r"[^@\s]+@?"), _mask_url_password),
     (re.compile(r"(password\s*=\s*)('[^']*'|[^\s\"']+)", re.IGNORECASE), r"\1(masked)"),
 )
 # Every secret contains one of these; a cheap test before the patterns.
