@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
+from bisect import bisect_left
 
 import pytest
 
+from helixqueue.service.compute_threads import MAX_LOOP_BYTES, is_large
+from helixqueue.service.settings import MAX_ROWS
 from tests.support.service import Site, problem_kind
 from tests.support.stall_service import stall_service
 
@@ -159,6 +162,76 @@ def test_large_request_does_not_stall_the_service(stalls, operator, submitter, n
     stalls.service.longest_stall()
     headers = {"Idempotency-Key": f"large-request-{name}"} if has_key else {}
     post(submitter, f"{path}/{route}", body, status, **headers)
+    assert_no_stall(stalls)
+
+
+def longest_inline(start, item, end, most=20_000):
+    """The longest body that the service handles in its event loop; `item` gets its number."""
+
+    def body(count):
+        return start + ",".join(item(number) for number in range(count)) + end
+
+    first_large = bisect_left(range(most + 1), 1, key=lambda count: is_large(body(count).encode()))
+    return body(first_large - 1)
+
+
+def longest_inline_chunk(row):
+    def text(number):
+        identity, payload = row(number)
+        return f'{{"identity": {identity}, "payload": {payload}}}'
+
+    return longest_inline('{"submissions": [', text, "]}", MAX_ROWS)
+
+
+FLOATS = "{" + ",".join(f'"{name}":1e-7' for name in "abcdefgh") + "}"
+LONG = "x" * 200
+# Plain bodies right at the bound. Route, body, status.
+INLINE = {
+    "floats": (
+        "batches", longest_inline('{"identity":"f","payload":[', lambda _: FLOATS, "]}"), 201
+    ),
+    "repeated-name": (
+        "batches", longest_inline(
+            '{"identity":"n","payload":[{"a":1,"a":2},', lambda _: '{"a":1}', "]}"
+        ), 400
+    ),
+    "unknown-members": ("batches", longest_inline("{", lambda n: f'"m{n}":1', "}", 10_000), 422),
+    "rows": ("chunks", longest_inline_chunk(lambda n: (f'"{n}{LONG}"', "1")), 200),
+    "rows-of-floats": (
+        "chunks", longest_inline_chunk(lambda n: (f'"{n}"', "[" + "1e-7," * 11 + "1e-7]")), 200
+    ),
+    "rows-with-spaces": ("chunks", longest_inline_chunk(lambda n: (f'" {n}{LONG}"', "2")), 200),
+    "rows-of-controls": (
+        "chunks", longest_inline_chunk(lambda n: (f'"{n}{LONG}\x7f"', "1")), 200
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("has_key", [False, True], ids=["plain", "keyed"])
+@pytest.mark.parametrize("name", INLINE)
+def test_longest_request_in_the_event_loop_does_not_stall_it(
+    stalls, operator, submitter, name, has_key
+):
+    path = queue(operator, f"inline-{has_key}".lower())
+    route, body, status = INLINE[name]
+    assert len(body) > MAX_LOOP_BYTES
+    headers = {"Idempotency-Key": f"inline-request-{name}"} if has_key else {}
+    stalls.service.longest_stall()
+    post(submitter, f"{path}/{route}", body, status, **headers)
+    assert_no_stall(stalls)
+
+
+def test_conflicts_of_a_chunk_in_the_event_loop_do_not_stall_it(stalls, operator):
+    path = queue(operator, "conflicts")
+    stored = {f"a{number}": 1 for number in range(80)}
+    rows = [{"identity": f"c{number}", "payload": stored} for number in range(MAX_ROWS)]
+    for part in (rows[:500], rows[500:]):
+        post(operator, f"{path}/chunks", json.dumps({"submissions": part}), 200)
+    payload = json.dumps({f"b{number}": 1 for number in range(12)})
+    body = longest_inline_chunk(lambda n: (f'"c{n}"', payload))
+    stalls.service.longest_stall()
+    answers = post(operator, f"{path}/chunks", body, 200).json()["submitted"]
+    assert {answer["decision"] for answer in answers} == {"conflict"}
     assert_no_stall(stalls)
 
 

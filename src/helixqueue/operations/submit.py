@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from helixqueue.records.queue import QueueRow
     from helixqueue.records.submission import SubmissionRow, SubmittedRow
 
-# An event loop runs its other tasks after this number of rows.
-YIELD_ROWS = 500
+# An event loop runs its other tasks after this time. A number of rows would not bound it: a refused
+# identity takes fifty times as long as a plain one, and a conflict as long as its payloads are.
+YIELD_SECONDS = 0.01
 _ACCEPTED = frozenset(("new", "duplicate"))
 
 
@@ -122,7 +124,8 @@ def submit_many(
     call_set = operations.call_set
     answers: list[Submitted[Any]] = []
     chunk = _Chunk(call_set)
-    for number, item in enumerate(submissions, 1):
+    yield_at = time.monotonic() + YIELD_SECONDS
+    for item in submissions:
         identity = None
         try:
             submission = submission_of(item)
@@ -138,8 +141,9 @@ def submit_many(
         if chunk.is_full:
             answers += yield from _send_chunk(operations, known, chunk, within)
             chunk = _Chunk(call_set)
-        elif number % YIELD_ROWS == 0:
+        elif time.monotonic() > yield_at:
             yield Sleep(0)
+            yield_at = time.monotonic() + YIELD_SECONDS
     answers += yield from _send_chunk(operations, known, chunk, within)
     return answers
 
@@ -220,12 +224,18 @@ def _explain(
         operations.forget(queue.name)
         call = operations.calls.queue(tenant=operations.tenant, queue=queue.name)
         queue = (yield from operations.ask(call)) or queue
-    return [
-        Submitted(answer.receipt, answer.decision, answer.state, answer.differs)
-        if answer.decision in _ACCEPTED
-        else _with_error(answer, row, queue)
-        for answer, row in zip(answers, rows, strict=True)
-    ]
+    explained: list[Submitted[Any]] = []
+    yield_at = time.monotonic() + YIELD_SECONDS
+    for answer, row in zip(answers, rows, strict=True):
+        if answer.decision in _ACCEPTED:
+            accepted = Submitted(answer.receipt, answer.decision, answer.state, answer.differs)
+            explained.append(accepted)
+            continue
+        explained.append(_with_error(answer, row, queue))
+        if time.monotonic() > yield_at:
+            yield Sleep(0)
+            yield_at = time.monotonic() + YIELD_SECONDS
+    return explained
 
 
 def _with_error(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Submitted[Any]:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from helixqueue.errors import HelixError
 from helixqueue.service.admission import BODY_KEY, PRINCIPAL_KEY, OperationRoute
+from helixqueue.service.compute_threads import is_large
 from helixqueue.service.errors import error_response
 from helixqueue.service.problems import Problem
 from helixqueue.service.request_log import SCOPE_KEY
@@ -32,6 +33,7 @@ _PROVIDED: Final[dict[str, Callable[[Scope, Receive], Any]]] = {
     "principal": lambda scope, _: scope[PRINCIPAL_KEY],
     "service": lambda scope, _: scope["app"].state.service,
     "request_log": lambda scope, _: scope[SCOPE_KEY],
+    "raw_body": lambda scope, _: scope[BODY_KEY],
     "body_bytes": lambda scope, _: len(scope[BODY_KEY]),
     "request": Request,
 }
@@ -78,7 +80,9 @@ class HotRoute(OperationRoute):
         body: bytes = scope[BODY_KEY]
         service: Service = scope["app"].state.service
         tenant = scope[PRINCIPAL_KEY].tenant
-        return await service.compute.run_if_large(len(body), tenant, self._validated_body, body)
+        if not is_large(body):
+            return self._validated_body(body)
+        return await service.compute.run(tenant, self._validated_body, body)
 
     def _validated_body(self, body: bytes) -> Any:  # noqa: ANN401 - of the body's type
         return _validate(self._body, strict_json(body), "body")

@@ -19,7 +19,7 @@ from helixqueue.fence.fence import AsyncFences
 from helixqueue.operations.batches import Operations
 from helixqueue.operations.identity_log import IdentityLog
 from helixqueue.operations.steps import Execute, Step, Steps, run_steps_async
-from helixqueue.service.compute_threads import MAX_LOOP_BYTES
+from helixqueue.service.compute_threads import is_large
 from helixqueue.service.problems import Problem, unauthenticated
 from helixqueue.service.rate_limit import RateLimit
 from helixqueue.service.submit_coalescer import COALESCING_CALLS, SingleSubmit, SubmitCoalescer
@@ -110,14 +110,14 @@ class Principal:
             return await self._compute.run_steps(self.tenant, steps, self._perform)
         return await run_steps_async(steps, self._perform)
 
-    async def needs_thread(self, queue: str, body_bytes: int) -> bool:
-        """Whether submissions in a body of this length would hold the event loop."""
-        if body_bytes > MAX_LOOP_BYTES:
+    async def needs_thread(self, queue: str, body: bytes) -> bool:
+        """Whether the submissions in a body would hold the event loop."""
+        if is_large(body):
             return True
         known = await self.run_steps(self.operations.known(queue))
         if not known.is_compiled:
             await self._compute.run(self.tenant, getattr, known, "schema")
-        return known.schema is not None and not known.schema.is_inline(body_bytes)
+        return known.schema is not None and not known.schema.is_inline(len(body))
 
     async def _perform(self, step: Step) -> Any:  # noqa: ANN401 - the result of any call
         if isinstance(step, Execute):

@@ -234,8 +234,9 @@ def _members(error: HelixError, *, values: bool) -> dict[str, Any]:
     match error:
         case Conflict():
             # A diff contains payload values; without the scope payloads only paths are shown.
-            paths = [{name: op[name] for name in ("op", "path")} for op in error.diff]
-            return {"diff": error.diff if values else paths}
+            if values:
+                return {"diff": error.diff}
+            return {"diff": [{name: op[name] for name in ("op", "path")} for op in error.diff]}
         case InvalidIdentity():
             names = ("code", "code_point", "offset", "part", "suggestion")
             return {"got": error.code, **{name: getattr(error, name) for name in names}}

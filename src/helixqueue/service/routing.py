@@ -38,6 +38,11 @@ async def _request_log(request: Request) -> RequestLog:
     return request_log
 
 
+async def _raw_body(request: Request) -> bytes:
+    body: bytes = request.scope[BODY_KEY]
+    return body
+
+
 async def _body_bytes(request: Request) -> int:
     return len(request.scope[BODY_KEY])
 
@@ -45,6 +50,7 @@ async def _body_bytes(request: Request) -> int:
 PrincipalDep = Annotated[Principal, Depends(_principal)]
 ServiceDep = Annotated[Service, Depends(_service)]
 RequestLogDep = Annotated[RequestLog, Depends(_request_log)]
+RawBodyDep = Annotated[bytes, Depends(_raw_body)]
 BodyBytesDep = Annotated[int, Depends(_body_bytes)]
 QueueName = Annotated[
     str, Path(pattern=NAME_PATTERN, description="Name of the queue.", examples=["basecall"])

@@ -29,9 +29,9 @@ from helixqueue.service.principal import Principal
 from helixqueue.service.problems import no_such_batch, no_such_queue
 from helixqueue.service.request_log import refused_fields
 from helixqueue.service.routing import (
-    BodyBytesDep,
     PrincipalDep,
     QueueName,
+    RawBodyDep,
     RequestLogDep,
     ServiceDep,
     hot_router,
@@ -69,7 +69,7 @@ async def submit(
     principal: PrincipalDep,
     service: ServiceDep,
     request_log: RequestLogDep,
-    body_bytes: BodyBytesDep,
+    raw_body: RawBodyDep,
     request: Request,
 ) -> Response:
     """Any number of submissions of one identity create one batch and return equal receipts.
@@ -91,7 +91,7 @@ async def submit(
                 create=False,
                 within=None,
             ),
-            in_thread=await principal.needs_thread(queue, body_bytes),
+            in_thread=await principal.needs_thread(queue, raw_body),
         )
     except Refused as refused:
         decision = "conflict" if isinstance(refused, Conflict) else "refused"
@@ -123,7 +123,7 @@ async def submit_many(
     principal: PrincipalDep,
     service: ServiceDep,
     request_log: RequestLogDep,
-    body_bytes: BodyBytesDep,
+    raw_body: RawBodyDep,
 ) -> Response:
     """Each row has its own result, in the order of the request: new, duplicate, conflict, refused.
 
@@ -137,7 +137,7 @@ async def submit_many(
     rows = [_submission(row, None) for row in body.submissions]
     results: list[Submitted] = await principal.run_steps(
         submit_operation.submit_many(principal.operations, queue, rows, create=False, within=None),
-        in_thread=await principal.needs_thread(queue, body_bytes),
+        in_thread=await principal.needs_thread(queue, raw_body),
     )
     values, request_id = principal.sees_payloads, request_log.request_id
     content = [responses.submitted(row, values=values, request_id=request_id) for row in results]
