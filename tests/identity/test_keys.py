@@ -18,6 +18,7 @@ from helixqueue.identity import (
     fingerprint,
     public_id,
     stored_public_id,
+    stored_texts,
 )
 
 parts = st.lists(st.text(max_size=4), min_size=1, max_size=3).map(tuple)
@@ -71,6 +72,7 @@ def test_public_id_is_a_uuid_of_version_8(tenant, queue, identity):
     digest = bytes.fromhex(key[3:])
     kept = [index for index in range(16) if index not in (6, 8)]
     assert [made.bytes[index] for index in kept] == [digest[index] for index in kept]
+    assert stored_texts(b"\x01" + digest) == (str(made), key)
 
 
 def test_nfc_and_nfd_twins_have_one_key():

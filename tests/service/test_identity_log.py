@@ -45,6 +45,21 @@ def test_service_logs_refused_identities_in_hex(http, lab, requests):
     assert [line.get("raw_hex") for line in lines(requests)] == [BROKEN_HEX, None]
 
 
+def test_request_log_of_a_chunk_has_one_line_per_row_in_order(http, lab, requests):
+    names = ("a", "b", "a", BROKEN, "c")
+    rows = [{"identity": name, "payload": 1} for name in names]
+    response = http.post(f"/v1/queues/{lab.q}/chunks", json={"submissions": rows})
+    *steps, summary = lines(requests)
+    answers = response.json()["submitted"]
+    assert [(line["decision"], line.get("batch")) for line in steps] == [
+        (answer["decision"], answer["receipt"] and answer["receipt"]["batch_id"])
+        for answer in answers
+    ]
+    for line in steps:
+        assert (line["operation"], line["queue"]) == ("submit", lab.q)
+        assert line["request"] == summary["request"]
+
+
 def test_secret_in_a_refused_identity_is_not_logged(http, lab, requests):
     secret = tokens.new_token().token
     assert submit(http, lab, f"\u200b{secret}").status_code == 422

@@ -25,6 +25,7 @@ from helixqueue.identity.keys import (
     key_text,
     public_id,
     stored_public_id,
+    stored_texts,
 )
 from helixqueue.identity.strictjson import Json, canonical_text, loads
 from helixqueue.identity.twins import TwinGroup, casefold_key, find_twins, skeleton
@@ -53,4 +54,5 @@ __all__ = [
     "public_id",
     "skeleton",
     "stored_public_id",
+    "stored_texts",
 ]

@@ -61,6 +61,19 @@ def stored_public_id(key: bytes) -> uuid.UUID:
     return uuid.UUID(int=int.from_bytes(key[1:17], "big") & _ID_HASH | _ID_LAYOUT)
 
 
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+
+
+def stored_texts(key: bytes) -> tuple[str, str]:
+    """The texts of public id and key, for bulk answers: a UUID object takes as long as both."""
+    digits = key[1:].hex()
+    public = (
+        f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-"
+        f"{_VARIANT[digits[16]]}{digits[17:20]}-{digits[20:32]}"
+    )
+    return public, f"v{key[0]}:{digits}"
+
+
 def key_text(key: bytes) -> str:
     """As people see a key: v1:<hex>."""
     return f"v{key[0]}:{key[1:].hex()}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, Typed
 
 from typing_extensions import TypeVar
 
-from helixqueue.identity import key_bytes, key_text, stored_public_id
+from helixqueue.identity import key_bytes, key_text, stored_public_id, stored_texts
 from helixqueue.states import State
 
 if TYPE_CHECKING:
@@ -108,6 +108,11 @@ class Receipt(Generic[R]):
     @property
     def fingerprint(self) -> str:
         return self._fingerprint.hex()
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """Id, key and fingerprint as JSON carries them."""
+        return *stored_texts(self._key), self._fingerprint.hex()
 
     def __iter__(self) -> Iterator[UUID | str]:
         return iter((self.batch_id, self.key, self.fingerprint))

@@ -12,13 +12,16 @@ import re
 import time
 import traceback
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 import orjson
 
 from helixqueue.engine.tokens import LOGIN, TOKEN
 from helixqueue.json_log import JsonFormatter, level_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 log = logging.getLogger("helixqueue.service.request")
 
@@ -68,7 +71,7 @@ class RequestLog:
         self._trace = trace
         self._started_at = time.monotonic()
         self._fields: dict[str, Any] = {}
-        self._steps: list[tuple[str, dict[str, Any]]] = []
+        self._steps: list[tuple[str, dict[str, Any], Sequence[str] | None]] = []
         self._has_mismatch = False
         self._has_warning = False
 
@@ -91,10 +94,14 @@ class RequestLog:
 
     def add_step(self, operation: str, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Log the result of one batch of the request."""
-        self._steps.append((operation, fields))
+        self._steps.append((operation, fields, None))
         # Another worker owns the batch, or the worker sent two different results for one attempt.
         is_mismatch = fields.get("mismatch") or fields.get("conflicting_worker")
         self._has_mismatch = self._has_mismatch or bool(is_mismatch)
+
+    def add_batches(self, operation: str, batch_ids: Sequence[str], **fields: Any) -> None:  # noqa: ANN401 - JSON
+        """Log the same result of many batches, one line each."""
+        self._steps.append((operation, fields, batch_ids))
 
     @property
     def is_routed(self) -> bool:
@@ -135,7 +142,7 @@ class RequestLog:
         # The steps of a request have few different texts: each is masked once.
         texts: dict[str, Any] = {}
         lines = []
-        for operation, fields in self._steps:
+        for operation, fields, batch_ids in self._steps:
             line: dict[str, Any] = {"operation": operation}
             for name, value in fields.items():
                 if type(value) in _PLAIN_TYPES:
@@ -144,7 +151,12 @@ class RequestLog:
                     line[name] = texts.get(value) or texts.setdefault(value, _bounded(value))
                 elif value is not None:
                     line[name] = _bounded(value)
-            lines.append(prefix + orjson.dumps(line)[1:])
+            text = prefix + orjson.dumps(line)[1:]
+            if batch_ids is None:
+                lines.append(text)
+            else:
+                start = text[:-1].decode() + ',"batch":"'
+                lines.append((start + f'"}}\n{start}'.join(batch_ids) + '"}').encode())
         return lines
 
 

@@ -116,7 +116,7 @@ def submitted(result: Submitted[Any], *, values: bool, request_id: str) -> dict[
         "differs": result.differs,
     }
     if result.receipt is not None:
-        batch_id, key, fingerprint = result.receipt
+        batch_id, key, fingerprint = result.receipt.texts
         content["receipt"] = {"batch_id": batch_id, "key": key, "fingerprint": fingerprint}
     if result.hint is not None:
         content["hint"] = result.hint

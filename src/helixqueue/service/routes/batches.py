@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated
+from itertools import groupby
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import Query
@@ -27,7 +28,7 @@ from helixqueue.service.models.requests import (
 )
 from helixqueue.service.principal import Principal
 from helixqueue.service.problems import no_such_batch, no_such_queue
-from helixqueue.service.request_log import refused_fields
+from helixqueue.service.request_log import RequestLog, refused_fields
 from helixqueue.service.routing import (
     PrincipalDep,
     QueueName,
@@ -43,6 +44,7 @@ from helixqueue.states import State
 
 hot_routes = hot_router("batches")
 routes = router("batches")
+_REQUIRED = {"identity", "payload"}
 
 
 @hot_routes.post(
@@ -141,23 +143,39 @@ async def submit_many(
     )
     values, request_id = principal.sees_payloads, request_log.request_id
     content = [responses.submitted(row, values=values, request_id=request_id) for row in results]
-    without_identity = 0
-    for row, result, item in zip(rows, results, content, strict=True):
-        fields = {"queue": queue, "decision": result.decision}
-        if item["receipt"] is not None:
-            fields["batch"] = item["receipt"]["batch_id"]
-        if isinstance(result.error, InvalidIdentity):
-            fields |= refused_fields(*refused_identity(row.identity, result.error))
-        elif row.identity is None and result.decision == "new":
-            without_identity += 1
-        request_log.add_step("submit", **fields)
+    _log_results(request_log, queue, rows, results, content)
+    without_identity = sum(
+        row.identity is None and result.decision == "new"
+        for row, result in zip(rows, results, strict=True)
+    )
     if without_identity:
         request_log.warn(without_identity=without_identity)
-    decisions = Counter(result.decision for result in results)
+    decisions = Counter([result.decision for result in results])
     for decision, submissions in decisions.items():
         service.metrics.count_decision(decision, submissions)
     request_log.add(decision=sorted(decisions))
     return responses.json_response({"submitted": content})
+
+
+def _log_results(
+    request_log: RequestLog,
+    queue: str,
+    rows: list[Submission],
+    results: list[Submitted],
+    content: list[dict[str, Any]],
+) -> None:
+    """Log one line per row, in their order."""
+    answers = zip(rows, results, content, strict=True)
+    for decision, group in groupby(answers, key=lambda answer: answer[1].decision):
+        if decision != "refused":
+            batch_ids = [item["receipt"]["batch_id"] for _, _, item in group]
+            request_log.add_batches("submit", batch_ids, queue=queue, decision=decision)
+            continue
+        for row, result, _ in group:
+            fields = {"queue": queue, "decision": decision}
+            if isinstance(result.error, InvalidIdentity):
+                fields |= refused_fields(*refused_identity(row.identity, result.error))
+            request_log.add_step("submit", **fields)
 
 
 @hot_routes.post(
@@ -215,6 +233,8 @@ def _submission(row: SubmitRequest, request_key: Source | None) -> Submission:
     source = None if row.identity is None else request_key
     if row.source is not None:
         source = Source(row.source.kind, row.source.name, row.source.id)
+    if source is None and row.model_fields_set == _REQUIRED:
+        return Submission(_identity(row), row.payload)  # most rows; half of the time
     return Submission(
         _identity(row),
         row.payload,
