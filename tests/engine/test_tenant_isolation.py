@@ -55,6 +55,7 @@ class Loot:
     request: uuid.UUID
     fences: dict[str, bytes]
     fence_numbers: dict[str, tuple[int, int]]  # epoch and number of their tokens
+    event: tuple[int, int]  # the position of the feed's next event
 
 
 def deliver_for_b(b):
@@ -168,7 +169,8 @@ def walled(shared):
     keys = shared.rows(
         "select b.key from helix.batch b join helix.queue q on q.id = b.queue where q.tenant = 'b'"
     )
-    return shared, Loot(ids, [key for (key,) in keys], held, request, fences, numbers)
+    [event] = shared.rows("select feed_xid, id from helix.ledger_event where tenant = 'b'")
+    return shared, Loot(ids, [key for (key,) in keys], held, request, fences, numbers, event)
 
 
 @pytest.fixture
@@ -713,9 +715,9 @@ CASES = {
         "now": False,
     },
     "take_feed_v1": lambda _: {"tenant": "b", "feed": "shared", "limit": 10},
-    "advance_feed_v1": lambda _: {
-        "tenant": "b", "feed": "shared", "xid": 0, "number": 0, "version": 0, "to_xid": 9,
-        "to_number": 9, "to_version": 0, "count": 1,
+    "advance_feed_v1": lambda loot: {
+        "tenant": "b", "feed": "shared", "xid": 0, "number": 0, "version": 0,
+        "to_xid": loot.event[0], "to_number": loot.event[1], "to_version": 0, "count": 1,
     },
     "hold_feed_v1": lambda _: {
         "tenant": "b", "feed": "shared", "holder": WORD, "seconds": 60,

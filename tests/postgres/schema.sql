@@ -559,15 +559,26 @@ CREATE FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, 
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
+declare
+  v_feed helix.feed;
 begin
   perform helix.enter_for(p_tenant);
+  select * into v_feed from helix.feed f
+  where f.tenant = p_tenant and f.name = p_feed and not f.paused
+    and (f.xid, f.number, f.version) = (p_xid, p_number, p_version)
+  for update;
+  if not found or not exists (
+    select from (select * from helix.feed_events(v_feed, least(p_count, 10000)) e
+                 order by e.xid desc, e.number desc, e.version desc limit 1) l
+    where (l.xid, l.number, l.version) = (p_to_xid, p_to_number, p_to_version))
+  then
+    return false;
+  end if;
   update helix.feed f
   set xid = p_to_xid, number = p_to_number, version = p_to_version, moved_at = clock_timestamp(),
       delivered = f.delivered + p_count
-  where f.tenant = p_tenant and f.name = p_feed and not f.paused
-    and (f.xid, f.number, f.version) = (p_xid, p_number, p_version)
-    and (p_to_xid, p_to_number, p_to_version) > (p_xid, p_number, p_version);
-  return found;
+  where f.tenant = p_tenant and f.name = p_feed;
+  return true;
 end
 $$;
 
@@ -5758,7 +5769,7 @@ ALTER FUNCTION helix.read_changes_lost_v1(p_xid bigint, p_batch bigint, p_versio
 
 -- Name: read_changes_v1(bigint, bigint, integer, text, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_changes_v1(p_xid bigint, p_batch bigint, p_version integer, p_queue text DEFAULT NULL::text, p_span bigint DEFAULT 64, p_limit integer DEFAULT 500) RETURNS TABLE(reached bigint, edge bigint, now timestamp with time zone, xid bigint, batch bigint, version integer, public_id uuid, queue text, at timestamp with time zone, from_state text, to_state text, reason text, actor text, attempt smallint, detail text, late boolean)
+CREATE FUNCTION helix.read_changes_v1(p_xid bigint, p_batch bigint, p_version integer, p_queue text DEFAULT NULL::text, p_span bigint DEFAULT 64, p_limit integer DEFAULT 500) RETURNS TABLE(reached bigint, edge bigint, now timestamp with time zone, epoch integer, xid bigint, batch bigint, version integer, public_id uuid, queue text, at timestamp with time zone, from_state text, to_state text, reason text, actor text, attempt smallint, detail text, late boolean)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -5789,7 +5800,7 @@ begin
         and (s.xid, s.batch, s.version) > (p_xid, p_batch, p_version)
       order by s.xid, s.batch, s.version limit v_limit
     )
-    select v_reached, v_edge, now(), p.xid, p.batch, p.version, helix.public_id(b.key), q.name, p.at,
+    select v_reached, v_edge, now(), (select max(e.number) from helix.epoch e), p.xid, p.batch, p.version, helix.public_id(b.key), q.name, p.at,
            p.from_state::text, p.to_state::text, p.reason::text, p.actor, p.attempt, r.detail, p.late
     from (values (1)) as always (one)
     left join (page p

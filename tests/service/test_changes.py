@@ -14,6 +14,7 @@ import pytest
 from helixqueue.engine import calls, tokens
 from helixqueue.engine.changes import SPAN_MAX, ChangeCursor, read_changes
 from helixqueue.identity import canonical_text
+from helixqueue.operate.recover import recover
 from helixqueue.postgres.database import Database as Store
 from helixqueue.postgres.tenant_sessions import TenantSessions
 from helixqueue.records.submission import SubmissionRow
@@ -109,7 +110,7 @@ def test_reader_far_behind_catches_up_in_many_reads(http, lab, monkeypatch):
 def looked_at(database, xid, span, tenant="a"):
     """The number of ledger entries that a read touches, and of changes it returns."""
     since = datetime.now(UTC) - timedelta(hours=1)
-    look = read_changes(ChangeCursor(xid, 0, 0, since), span=span)
+    look = read_changes(ChangeCursor(xid, 0, 0, since, 0), span=span)
     with database.connect("service") as connection, connection.transaction():
         connection.execute("select set_config('helix.tenant', %s, true)", (tenant,))
         result = look.read(connection.execute(look.sql, look.args).fetchall())
@@ -158,7 +159,7 @@ def test_transaction_that_commits_late_is_not_skipped(site, database, lab):
             database.dsn("service"), connections=1, connect_seconds=5, statement_seconds=10,
             wait_seconds=5, pooled=POOLED,
         )  # fmt: skip
-        begin = ChangeCursor(0, 0, 0, datetime.now(UTC) - timedelta(hours=1))
+        begin = ChangeCursor(0, 0, 0, datetime.now(UTC) - timedelta(hours=1), 0)
         look = read_changes(begin, queue=lab.q)
         with Store(database.connect("pool", autocommit=False)) as slow:
             call = calls.submit(tenant="a", queue=lab.q, profile="text-v1", rows=rows)
@@ -255,7 +256,8 @@ def test_reader_of_a_restored_database_gets_a_gap(http, lab):
     """A restored server reuses transaction ids, so the stream must not wait for the cursor."""
     [(key,)] = lab.rows("select helix.tenant_key_v1('a')")
     cipher = TenantCipher(bytes(key))
-    place = changes.write_id(ChangeCursor(2**40, 7, 2, datetime.now(UTC)), cipher)
+    epoch = lab.value("select max(number) from helix.epoch")
+    place = changes.write_id(ChangeCursor(2**40, 7, 2, datetime.now(UTC), epoch), cipher)
     with following(http, after=place, queue=lab.q) as response:
         begin, gap = next(response), next(response)
         lab.submit("new")
@@ -263,3 +265,24 @@ def test_reader_of_a_restored_database_gets_a_gap(http, lab):
     assert [kind for _, kind, _ in (begin, gap, change)] == ["begin", "gap", "change"]
     assert "restored" in gap[2]["detail"]
     assert changes.read_id(begin[0], cipher).xid < 2**40, "its new place is one of this database"
+
+
+def test_reader_of_an_earlier_epoch_gets_a_gap(database, http, lab):
+    """A restored server may have used up the transaction numbers that the reader has seen.
+
+    Once for a stream that was open meanwhile, once for one that reconnects.
+    """
+    with following(http, queue=lab.q) as response:
+        cursor, kind, _ = next(response)
+        assert kind == "begin"
+        with Store.connect(database.dsn("operator")) as operator:
+            recover(operator.connection, reason="restored")
+        lab.submit("new")
+        (_, kind, gap), change = next(response), next(response)
+        assert (kind, change[1]) == ("gap", "change")
+        assert "restored" in gap["detail"]
+    with following(http, after=cursor, queue=lab.q) as response:
+        begin, gap, change = (next(response) for _ in range(3))
+        assert [kind for _, kind, _ in (begin, gap, change)] == ["begin", "gap", "change"]
+    with following(http, after=begin[0], queue=lab.q) as response:
+        assert [next(response)[1] for _ in range(2)] == ["begin", "change"]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -213,6 +214,22 @@ def test_confirmed_page_moves_the_feed_once(helix, dispatch):
     assert rest.seq == 3
     feed.rewind("again")
     assert not feed.confirm([rest])
+
+
+def test_page_of_a_lost_history_does_not_move_the_feed(helix, dispatch):
+    """After a failover, new events with smaller transaction numbers would be skipped."""
+    dispatch.append_many([("l", 1, "REQUESTED"), ("l", 2, "CONFIRMED")])
+    helix.submit(Queue("lost-steps"), identity="l", payload={})
+    for feed in (
+        helix.feed("lost-events", ledger=dispatch.name),
+        helix.feed("lost-steps", queue="lost-steps"),
+    ):
+        page = feed.read(10)
+        last = page[-1]
+        lost = replace(last, position=last.position._replace(xid=last.position.xid + 1))
+        assert not feed.confirm([*page[:-1], lost])
+        assert feed.read(10) == page
+        assert feed.confirm(page)
 
 
 def test_feed_without_transaction_is_an_error(helix, dispatch):

@@ -21,13 +21,14 @@ SPAN_MAX = 2**40  # transactions: more than a database ever has
 class ChangeCursor(NamedTuple):
     """The position of a reader: after one event.
 
-    No event after it is older than `since`.
+    No event after it is older than `since`. In another `epoch`, transaction numbers may repeat.
     """
 
     xid: int
     batch: int
     version: int
     since: datetime
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class ChangePage:
     reached: int
     edge: int
     now: datetime
+    epoch: int
 
 
 def read_changes(
@@ -78,15 +80,16 @@ def read_changes(
     }
 
     def read(rows: list[Row]) -> ChangePage:
-        changes = tuple(Change(*row[3:]) for row in rows if row[3] is not None)
-        return ChangePage(changes, *rows[0][:3])
+        changes = tuple(Change(*row[4:]) for row in rows if row[4] is not None)
+        return ChangePage(changes, *rows[0][:4])
 
     return Call(_SQL["changes"], args, read)
 
 
 def changes_lost(cursor: ChangeCursor) -> Call[bool]:
     """Whether retention removed events after the cursor."""
-    return Call(_SQL["changes_lost"], cursor._asdict(), lambda rows: bool(rows[0][0]))
+    args = {name: getattr(cursor, name) for name in ("xid", "batch", "version", "since")}
+    return Call(_SQL["changes_lost"], args, lambda rows: bool(rows[0][0]))
 
 
 class ChangeMark(NamedTuple):

@@ -2,9 +2,9 @@
 
 -- name: changes
 -- The steps of the ledger after a cursor, in the order of their transactions. The first columns tell the
--- reader up to where all transactions have ended, and how far this read went.
-select c.reached, c.edge, c.now, c.xid, c.batch, c.version, c.public_id, c.queue, c.at, c.from_state,
-       c.to_state, c.reason, c.actor, c.attempt, c.detail, c.late
+-- reader up to where all transactions have ended, how far this read went, and the epoch.
+select c.reached, c.edge, c.now, c.epoch, c.xid, c.batch, c.version, c.public_id, c.queue, c.at,
+       c.from_state, c.to_state, c.reason, c.actor, c.attempt, c.detail, c.late
 from helix.read_changes_v1(%(xid)s::bigint, %(batch)s::bigint, %(version)s::int, %(queue)s::text,
                            %(span)s::bigint, %(limit)s::int) c;
 

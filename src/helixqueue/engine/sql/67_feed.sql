@@ -249,21 +249,34 @@ begin
 end
 $$;
 
--- Moves the position behind an event whose effect is elsewhere, if it is still where that event was read.
+-- Moves the position behind p_count events whose effects are elsewhere, if it is still where they were read and
+-- they are still the next ones. After a failover or a restore they may belong to a history that this database has
+-- lost; events written since would stand before their end, and would be skipped.
 create function helix.advance_feed_v1(
   p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint,
   p_to_number bigint, p_to_version integer, p_count integer
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_feed helix.feed;
 begin
   perform helix.enter_for(p_tenant);
+  select * into v_feed from helix.feed f
+  where f.tenant = p_tenant and f.name = p_feed and not f.paused
+    and (f.xid, f.number, f.version) = (p_xid, p_number, p_version)
+  for update;
+  if not found or not exists (
+    select from (select * from helix.feed_events(v_feed, least(p_count, 10000)) e
+                 order by e.xid desc, e.number desc, e.version desc limit 1) l
+    where (l.xid, l.number, l.version) = (p_to_xid, p_to_number, p_to_version))
+  then
+    return false;
+  end if;
   update helix.feed f
   set xid = p_to_xid, number = p_to_number, version = p_to_version, moved_at = clock_timestamp(),
       delivered = f.delivered + p_count
-  where f.tenant = p_tenant and f.name = p_feed and not f.paused
-    and (f.xid, f.number, f.version) = (p_xid, p_number, p_version)
-    and (p_to_xid, p_to_number, p_to_version) > (p_xid, p_number, p_version);
-  return found;
+  where f.tenant = p_tenant and f.name = p_feed;
+  return true;
 end
 $$;
 

@@ -5,13 +5,14 @@
 -- reader that had moved on would never see them. p_span is the number of transactions to read, which
 -- bounds what a reader far behind reads. The time of a step bounds nothing: a call that had to wait for a
 -- lock took its time before it got its transaction number. `reached`: every transaction below it has ended.
--- `edge`: this read covered the transactions below it. There is at least one row.
+-- `edge`: this read covered the transactions below it. `epoch` differs after a failover or a restore, which may
+-- repeat transaction numbers. There is at least one row.
 create function helix.read_changes_v1(
   p_xid bigint, p_batch bigint, p_version integer, p_queue text default null, p_span bigint default 64,
   p_limit integer default 500
 )
 returns table (
-  reached bigint, edge bigint, now timestamptz, xid bigint, batch bigint, version integer, public_id uuid,
+  reached bigint, edge bigint, now timestamptz, epoch integer, xid bigint, batch bigint, version integer, public_id uuid,
   queue text, at timestamptz, from_state text, to_state text, reason text, actor text, attempt smallint,
   detail text, late boolean
 )
@@ -41,7 +42,7 @@ begin
         and (s.xid, s.batch, s.version) > (p_xid, p_batch, p_version)
       order by s.xid, s.batch, s.version limit v_limit
     )
-    select v_reached, v_edge, now(), p.xid, p.batch, p.version, helix.public_id(b.key), q.name, p.at,
+    select v_reached, v_edge, now(), (select max(e.number) from helix.epoch e), p.xid, p.batch, p.version, helix.public_id(b.key), q.name, p.at,
            p.from_state::text, p.to_state::text, p.reason::text, p.actor, p.attempt, r.detail, p.late
     from (values (1)) as always (one)
     left join (page p

@@ -52,8 +52,8 @@ RETIRED: Final = {
     "detail": "batches that finished since this cursor are past their queue's retention",
     "remedy": "the remaining events follow; read GET /v1/batches again if you keep a copy",
 }
-AHEAD: Final = {
-    "detail": "the cursor is ahead of the database: it was restored, or is another database",
+RESTORED: Final = {
+    "detail": "the database was restored or failed over since this cursor, or is another database",
     "remedy": "new events follow; read GET /v1/batches again if you keep a copy",
 }
 _EVENT_SCHEMA = {
@@ -125,19 +125,19 @@ class _ChangeReader:
         self._principal = principal
         self._cipher = cipher
         self._queue = queue
-        self._cursor = ChangeCursor(0, 0, 0, datetime.min.replace(tzinfo=UTC))
+        self._cursor = ChangeCursor(0, 0, 0, datetime.min.replace(tzinfo=UTC), 0)
         self._span = SPAN
         self.gap: dict[str, str] | None = None  # why events are missing
         self.is_behind = True
 
     async def start(self, last_event_id: str | None) -> None:
         cursor = None if last_event_id is None else read_id(last_event_id, self._cipher)
-        self._cursor = await self._current_cursor()
+        self._cursor = now = await self._current_cursor()
         if cursor is None:
             return
-        if cursor.xid > self._cursor.xid:
-            # A restored database reuses transaction ids; waiting for this one would skip events.
-            self.gap = AHEAD
+        if cursor.epoch != now.epoch or cursor.xid > now.xid:
+            self._continue_in(now, cursor)
+            self.gap = RESTORED
             return
         self._cursor = cursor
         if await self._principal.execute(changes_lost(cursor)):
@@ -145,16 +145,23 @@ class _ChangeReader:
 
     async def _current_cursor(self) -> ChangeCursor:
         """A read far in the future returns no rows, but the current position."""
-        future = ChangeCursor(2**62, 0, 0, datetime.now(UTC) + timedelta(days=1))
+        future = ChangeCursor(2**62, 0, 0, datetime.now(UTC) + timedelta(days=1), 0)
         page = await self._principal.execute(read_changes(future, limit=1))
-        return ChangeCursor(page.reached, 0, 0, page.now - OLDEST)
+        return ChangeCursor(page.reached, 0, 0, page.now - OLDEST, page.epoch)
+
+    def _continue_in(self, now: ChangeCursor, cursor: ChangeCursor) -> None:
+        """In a restored database, which repeats transaction numbers: waiting would skip events."""
+        self._cursor = min(now, cursor)._replace(epoch=now.epoch)
 
     async def read_events(self) -> list[str]:
         """The new events; does not wait for any."""
         page = await self._read_page()
+        if page.epoch != self._cursor.epoch:
+            self._continue_in(await self._current_cursor(), self._cursor)
+            return [gap_event(RESTORED)]
         events = []
         for row in page.rows:
-            self._cursor = ChangeCursor(row.xid, row.batch, row.version, self._cursor.since)
+            self._cursor = self._cursor._replace(xid=row.xid, batch=row.batch, version=row.version)
             change = responses.change(row, details=self._principal.sees_payloads)
             events.append(
                 f"id: {self.cursor_id}\nevent: change\n"
@@ -162,7 +169,7 @@ class _ChangeReader:
             )
         if len(page.rows) < MAX_ROWS and page.edge > self._cursor.xid:
             # All transactions below the edge have ended and were sent.
-            self._cursor = ChangeCursor(page.edge, 0, 0, self._cursor.since)
+            self._cursor = self._cursor._replace(xid=page.edge, batch=0, version=0)
         self.is_behind = self._cursor.xid < page.reached
         since = (await self.service.change_marks.before(self._cursor.xid)) - CLOCK_SLACK
         self._cursor = self._cursor._replace(since=max(since, self._cursor.since))
@@ -190,12 +197,14 @@ class _ChangeReader:
 def write_id(cursor: ChangeCursor, cipher: TenantCipher) -> str:
     # Rounded down: the time must not be later than any event after the cursor.
     milliseconds = int(cursor.since.timestamp() * 1000) if cursor.since.year > 1970 else 0
-    return cipher.seal(f"{cursor.xid}-{cursor.batch}-{cursor.version}-{milliseconds}")
+    place = f"{cursor.xid}-{cursor.batch}-{cursor.version}-{milliseconds}-{cursor.epoch}"
+    return cipher.seal(place)
 
 
 def read_id(text: str, cipher: TenantCipher) -> ChangeCursor:
     try:
-        xid, batch, version, milliseconds = (int(part) for part in cipher.open(text).split("-"))
+        parts = (int(part) for part in cipher.open(text).split("-"))
+        xid, batch, version, milliseconds, epoch = parts
     except Refused:
         raise Problem(
             "invalid-request",
@@ -204,7 +213,12 @@ def read_id(text: str, cipher: TenantCipher) -> ChangeCursor:
             got=ascii(text)[:80],
             remedy="start without Last-Event-ID",
         ) from None
-    return ChangeCursor(xid, batch, version, datetime.fromtimestamp(milliseconds / 1000, UTC))
+    since = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return ChangeCursor(xid, batch, version, since, epoch)
+
+
+def gap_event(gap: dict[str, str]) -> str:
+    return f"event: gap\ndata: {json.dumps(gap)}\n\n"
 
 
 async def _lines(reader: _ChangeReader, until: float, request: Request) -> AsyncIterator[str]:
@@ -213,7 +227,7 @@ async def _lines(reader: _ChangeReader, until: float, request: Request) -> Async
         # The cursor at once: a client that loses the connection now can continue from it.
         yield f"retry: 1000\nid: {reader.cursor_id}\nevent: begin\ndata: {{}}\n\n"
         if reader.gap is not None:
-            yield f"event: gap\ndata: {json.dumps(reader.gap)}\n\n"
+            yield gap_event(reader.gap)
         while time.monotonic() < until and not await request.is_disconnected():
             events = await reader.read_events()
             if events:
