@@ -709,6 +709,10 @@ CASES = {
         "tenant": "b", "ledger": "shared", "actor": "eve", "entity": ["e"], "seq": [1],
         "kind": ["A"], "payload": ["{}"], "node": None,
     },
+    "append_one_v1": lambda _: {
+        "tenant": "b", "ledger": "shared", "actor": "eve", "entity": "e", "seq": 1, "kind": "A",
+        "payload": "{}", "node": None,
+    },
     "ledger_hint_key_v1": lambda _: {"tenant": "b", "ledger": "shared"},
     "declare_feed_v1": lambda _: {
         "tenant": "b", "feed": "new", "actor": "eve", "ledger": "shared", "queue": None,

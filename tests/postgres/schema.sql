@@ -137,7 +137,7 @@ ALTER DOMAIN helix.effect_id OWNER TO helix_owner;
 -- Name: event_kind; Type: DOMAIN; Schema: helix; Owner: helix_owner
 
 CREATE DOMAIN helix.event_kind AS text
-	CONSTRAINT event_kind_check CHECK ((VALUE ~ '^[A-Za-z][A-Za-z0-9_.-]{0,62}$'::text));
+	CONSTRAINT event_kind_check CHECK (((octet_length(VALUE) <= 63) AND (VALUE ~ '^[A-Za-z][A-Za-z0-9_.-]*$'::text)));
 
 ALTER DOMAIN helix.event_kind OWNER TO helix_owner;
 
@@ -775,6 +775,67 @@ $$;
 
 ALTER FUNCTION helix.answer_stale(p_operation text, p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]) OWNER TO helix_engine;
 
+-- Name: append_one_v1(text, text, text, text, bigint, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.append_one_v1(p_tenant text, p_ledger text, p_actor text, p_entity text, p_seq bigint, p_kind text, p_payload text, p_node text) RETURNS helix.appended
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_sort TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_tenants text[] := helix.enter_for(p_tenant);
+  v_actor   text := session_user;
+  v_now     timestamptz := clock_timestamp();
+  v_xid     bigint := pg_current_xact_id()::text::bigint;   -- First: on a standby this is the error.
+  v_sent    bytea := convert_to(p_payload, 'UTF8');
+  v_key     bytea := helix.event_key(p_tenant, p_ledger, p_entity, p_seq, p_kind, '');
+  v_answer  helix.appended;
+begin
+  if p_actor is not null then
+    v_actor := helix.actor_of(p_actor);
+  end if;
+  insert into helix.ledger_event (
+    seq, at, xid, feed_xid, ledger, version, secret, is_strict, tenant, entity, kind, bound, key, fingerprint,
+    hash, node, actor, payload)
+  select p_seq, v_now, v_xid, t.feed_xid, t.ledger, p_seq, t.secret, true, t.tenant, p_entity, p_kind, '', v_key,
+         t.print,
+         helix.event_hash(t.before, v_key, p_seq::integer, v_now, v_xid, t.feed_xid, t.print, p_node, v_actor,
+                          null, v_sent),
+         p_node, v_actor, p_payload::json
+  from (select l.id as ledger, l.tenant, s.id as secret, last.hash as before,
+               greatest(v_xid, last.feed_xid) as feed_xid,
+               sha256(s.outer_pad || sha256(s.inner_pad || v_sent)) as print
+        from helix.ledger l
+        cross join lateral (select * from helix.secret order by id desc limit 1) s
+        left join lateral (
+          select e.version, e.hash, e.feed_xid, e.kind from helix.ledger_event e
+          where e.ledger = l.id and e.entity = p_entity order by e.version desc limit 1) last on true
+        where l.tenant = p_tenant and l.name = p_ledger and l.is_strict and not l.bound and l.ignored = '{}'
+          and helix.ledger_was_unique()
+          -- The event before has the seq before, so this one is new, and its kind may follow.
+          and p_seq = coalesce(last.version, 0) + 1 and l.machine ? p_kind
+          and case when last.version is null then p_kind = any (l.initial)
+                   else l.machine -> last.kind ? p_kind end
+          -- After a failover append_v1 moves the sequence ahead first; see current_epoch.
+          and (select e.timeline from helix.epoch e order by e.number desc limit 1)
+              = substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)
+        offset 0) t
+  on conflict do nothing;
+  if found then
+    return (1, 'written', v_key, p_seq, p_kind, p_seq, null, null)::helix.appended;
+  end if;
+  select * into v_answer
+  from helix.append_v1(p_tenant, p_ledger, p_actor, array[p_entity], array[p_seq], array[p_kind],
+                       array[p_payload], array[p_node]);
+  return v_answer;
+end
+$$;
+
+ALTER FUNCTION helix.append_one_v1(p_tenant text, p_ledger text, p_actor text, p_entity text, p_seq bigint, p_kind text, p_payload text, p_node text) OWNER TO helix_engine;
+
 -- Name: ledger; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.ledger (
@@ -869,7 +930,7 @@ begin
       select d.seq, v_now, v_xid, d.feed_xid, p_ledger.id, d.next, v_secret.id, p_ledger.is_strict,
              p_ledger.tenant, d.entity, d.kind, d.bound, d.key, d.print,
              helix.event_hash(d.before, d.key, d.next, v_now, v_xid, d.feed_xid, d.print,
-                              d.node, p_actor, d.rules, d.payload::json),
+                              d.node, p_actor, d.rules, convert_to(d.payload, 'UTF8')),
              d.node, p_actor, d.rules, d.payload::json
       from decided d where d.decision = 'written'
       order by d.entity
@@ -3045,19 +3106,19 @@ $$;
 
 ALTER FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text, p_identity boolean) OWNER TO helix_engine;
 
--- Name: event_hash(bytea, bytea, integer, timestamp with time zone, bigint, bigint, bytea, text, text, text[], json); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: event_hash(bytea, bytea, integer, timestamp with time zone, bigint, bigint, bytea, text, text, text[], bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload json) RETURNS bytea
+CREATE FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
   select sha256(coalesce(p_before, ''::bytea) || p_key || int4send(p_version) || timestamptz_send(p_at)
                 || int8send(p_xid) || int8send(p_feed_xid) || p_fingerprint
                 || helix.framed(coalesce(p_node, '')) || helix.framed(p_actor)
                 || helix.framed(coalesce(array_to_string(p_violations, ','), ''))
-                || sha256(convert_to(p_payload::text, 'UTF8')))
+                || sha256(p_payload))
 $$;
 
-ALTER FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload json) OWNER TO helix_engine;
+ALTER FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) OWNER TO helix_engine;
 
 -- Name: event_key(text, text, text, bigint, text, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4605,13 +4666,25 @@ ALTER FUNCTION helix.ledger_hint_key_v1(p_tenant text, p_ledger text) OWNER TO h
 -- Name: ledger_is_unique(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.ledger_is_unique() RETURNS boolean
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql
     AS $$
-  select count(*) = 3 from pg_index i
-  where i.indrelid = 'helix.ledger_event'::regclass and i.indisunique and i.indisvalid and i.indisready
+begin
+  return (select count(*) = 3 from pg_index i
+          where i.indrelid = 'helix.ledger_event'::regclass and i.indisunique and i.indisvalid and i.indisready);
+end
 $$;
 
 ALTER FUNCTION helix.ledger_is_unique() OWNER TO helix_engine;
+
+-- Name: ledger_was_unique(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.ledger_was_unique() RETURNS boolean
+    LANGUAGE sql IMMUTABLE
+    AS $$
+  select current_setting('transaction_isolation') = 'read committed' and helix.ledger_is_unique()
+$$;
+
+ALTER FUNCTION helix.ledger_was_unique() OWNER TO helix_engine;
 
 -- Name: dead_letter; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -6756,7 +6829,8 @@ CREATE FUNCTION helix.read_check_user_ledgers() RETURNS SETOF helix.violation
     select e.ledger, e.entity, e.version, e.id, e.tenant, l.id is null as unknown, l.tenant as ledger_tenant,
            e.version <> lag(e.version, 1, 0) over chain + 1 as gap,
            e.hash <> helix.event_hash(lag(e.hash) over chain, e.key, e.version, e.at, e.xid, e.feed_xid,
-                                      e.fingerprint, e.node, e.actor, e.violations, e.payload)
+                                      e.fingerprint, e.node, e.actor, e.violations,
+                                      convert_to(e.payload::text, 'UTF8'))
              or e.key <> helix.event_key(e.tenant, l.name, e.entity, e.seq, e.kind, e.bound) as edited
     from helix.ledger_event e left join helix.ledger l on l.id = e.ledger
     window chain as (partition by e.ledger, e.entity order by e.version)
@@ -11325,8 +11399,7 @@ CREATE TABLE helix.ledger_event (
     actor text NOT NULL,
     violations text[],
     payload helix.document NOT NULL,
-    CONSTRAINT ledger_event_check CHECK (((NOT is_strict) OR (version = (seq)::bigint))),
-    CONSTRAINT ledger_event_check1 CHECK (((NOT is_strict) OR (violations IS NULL)))
+    CONSTRAINT ledger_event_check CHECK (((NOT is_strict) OR ((version = (seq)::bigint) AND (violations IS NULL))))
 );
 
 ALTER TABLE ONLY helix.ledger_event FORCE ROW LEVEL SECURITY;
@@ -13144,6 +13217,12 @@ REVOKE ALL ON FUNCTION helix.answer_rest(p_operation text, p_worker text, p_done
 
 REVOKE ALL ON FUNCTION helix.answer_stale(p_operation text, p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]) FROM PUBLIC;
 
+-- Name: FUNCTION append_one_v1(p_tenant text, p_ledger text, p_actor text, p_entity text, p_seq bigint, p_kind text, p_payload text, p_node text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.append_one_v1(p_tenant text, p_ledger text, p_actor text, p_entity text, p_seq bigint, p_kind text, p_payload text, p_node text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.append_one_v1(p_tenant text, p_ledger text, p_actor text, p_entity text, p_seq bigint, p_kind text, p_payload text, p_node text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.append_one_v1(p_tenant text, p_ledger text, p_actor text, p_entity text, p_seq bigint, p_kind text, p_payload text, p_node text) TO helix_submit;
+
 -- Name: TABLE ledger; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.ledger TO helix_engine;
@@ -13647,11 +13726,11 @@ REVOKE ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text,
 GRANT ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text, p_identity boolean) TO helix_operator;
 GRANT ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text, p_identity boolean) TO helix_operate;
 
--- Name: FUNCTION event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload json); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload json) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload json) TO helix_reader;
-GRANT ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload json) TO helix_operator;
+REVOKE ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) TO helix_reader;
+GRANT ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) TO helix_operator;
 
 -- Name: FUNCTION event_key(p_tenant text, p_ledger text, p_entity text, p_seq bigint, p_kind text, p_bound bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -14031,6 +14110,10 @@ GRANT ALL ON FUNCTION helix.ledger_hint_key_v1(p_tenant text, p_ledger text) TO 
 -- Name: FUNCTION ledger_is_unique(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.ledger_is_unique() FROM PUBLIC;
+
+-- Name: FUNCTION ledger_was_unique(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.ledger_was_unique() FROM PUBLIC;
 
 -- Name: TABLE dead_letter; Type: ACL; Schema: helix; Owner: helix_owner
 

@@ -272,6 +272,69 @@ def test_append_is_undecided_while_a_constraint_is_missing(fresh_database):
     assert database.rows("select * from undecided") == [("d", 1)]
 
 
+UNIQUE = {
+    "ledger_event_pkey": "primary key (ledger, entity, seq, kind, bound)",
+    "ledger_event_key_key": "unique (key)",
+    "ledger_event_ledger_entity_version_key": "unique (ledger, entity, version)",
+}
+
+
+@pytest.mark.parametrize("constraint", UNIQUE)
+def test_open_connection_notices_a_dropped_and_a_restored_constraint(fresh_database, constraint):
+    """The plan of a connection contains whether the constraints exist; a change discards it."""
+    database = fresh_database
+    with HelixQueue(database.dsn("app_a"), tenant="a", connections=1) as helix:
+        ledger = helix.ledger("dispatch", DISPATCH)
+        assert [ledger.append(f"d-{n}", 1, "REQUESTED").decision for n in range(3)] == [
+            *("written", "written", "written")
+        ]
+        with database.connect("helix_bootstrap") as connection:
+            connection.execute(f"alter table helix.ledger_event drop constraint {constraint}")
+        assert ledger.append("d-3", 1, "REQUESTED").decision == "undecided"
+        with database.connect("helix_bootstrap") as connection:
+            connection.execute(
+                f"alter table helix.ledger_event add constraint {constraint} {UNIQUE[constraint]}"
+            )
+        assert ledger.append("d-3", 1, "REQUESTED").decision == "written"
+
+
+def test_old_snapshot_does_not_hide_a_dropped_constraint_from_later_appends(fresh_database):
+    """A repeatable read transaction, older than the drop, makes the connection's plan."""
+    database = fresh_database
+    with HelixQueue(database.dsn("app_a"), tenant="a") as helix:
+        ledger = helix.ledger("dispatch", DISPATCH)
+        ledger.append("d-0", 1, "REQUESTED")
+        with psycopg.connect(database.dsn("app_a")) as own:
+            own.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            own.execute("select 1")
+            with database.connect("helix_bootstrap") as connection:
+                connection.execute(
+                    "alter table helix.ledger_event drop constraint ledger_event_key_key"
+                )
+            ledger.append("d-1", 1, "REQUESTED", within=own)
+            own.rollback()
+            own.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            answer = ledger.append("d-1", 1, "REQUESTED", within=own)
+    assert answer.decision == "undecided"
+
+
+@pytest.mark.parametrize("options", [{}, {"strict": False}, {"bind_payload": True}])
+def test_single_and_bulk_appends_decide_alike(helix, options):
+    """A single append has a shorter path; both answer the same."""
+    events = [
+        *(("d", 1, "CONFIRMED"), ("d", 1, "REQUESTED", {"n": 1}), ("d", 1, "REQUESTED", {"n": 1})),
+        *(("d", 1, "REQUESTED", {"n": 2}), ("d", 3, "CONFIRMED"), ("d", 2, "LANDED")),
+        *(("d", 2, "CANCELLED"), ("d", 3, "CONFIRMED"), ("d", 1, "CANCELLED")),
+    ]
+    name = "-".join(["alike", *options])
+    single, bulk = (helix.ledger(f"{name}-{n}", DISPATCH, **options) for n in range(2))
+    singly = [single.append(*event)._replace(key=None) for event in events]
+    assert singly == [answer._replace(key=None) for answer in bulk.append_many(events)]
+    assert [event.version for event in single.history("d")] == [
+        event.version for event in bulk.history("d")
+    ]
+
+
 def test_append_raises_while_the_database_cannot_answer():
     dsn = "postgresql://app@/nowhere?host=/nonexistent"
     with HelixQueue(dsn, tenant="a") as away, pytest.raises(errors.Unavailable):

@@ -90,7 +90,8 @@ def test_chain_of_an_entity_is_recomputed_from_its_rows(helix, database, dispatc
     before = None
     for event in events:
         expected = database.value(
-            "select helix.event_hash(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s::json)",
+            "select helix.event_hash(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, "
+            "convert_to(%s, 'UTF8'))",
             *(before, event.key, event.version, event.at, event.xid, event.feed_xid),
             *(event.fingerprint, event.node, event.actor, event.violations, event.payload),
         )

@@ -48,6 +48,15 @@ def append(
     *, tenant: str, ledger: str, rows: Sequence[NewEventRow], actor: str | None = None
 ) -> Call[list[AppendedRow]]:
     """Append any number of events; answers come in the order of the input."""
+    if len(rows) == 1:
+        [row] = rows
+        # The seq as text: the driver sends integers as one of three types, each with its own plan.
+        event = (row.entity, str(row.seq), row.kind, row.payload, row.node)
+        return Call(
+            _SQL["append_one"],
+            (tenant, ledger, actor, *event),
+            lambda answers: _appended(answers, 1),
+        )
     entity, seq, kind, payload, node = zip(*rows, strict=True)
     args = (
         *(tenant, ledger, actor, texts(entity), numbers(seq), texts(kind), json_texts(payload)),
@@ -59,8 +68,9 @@ def append(
 def _appended(rows: list[Row], count: int) -> list[AppendedRow]:
     answers: list[AppendedRow | None] = [None] * count
     for place, decision, key, version, state, seq, rules, payload in rows:
+        text = None if key is None else key_text(key)
         answers[place - 1] = AppendedRow(
-            decision, key, version, state, seq, tuple(rules or ()), payload
+            decision, text, version, state, seq, tuple(rules or ()), payload
         )
     return [answer for answer in answers if answer is not None]
 

@@ -8,9 +8,14 @@ from helix.declare_ledger_v1(%s::text, %s::text, %s::text, %s::jsonb, %s::text[]
 
 -- name: append
 -- Any number of events, one answer each.
-select place, decision, helix.key_text(key), version, state, seq, rules, payload
+select place, decision, key, version, state, seq, rules, payload
 from helix.append_v1(%s::text, %s::text, %s::text, %s::text[], %s::bigint[], %s::text[],
                      string_to_array(%s::text, chr(30)), %s::text[]);
+
+-- name: append_one
+-- One event.
+select place, decision, key, version, state, seq, rules, payload
+from helix.append_one_v1(%s::text, %s::text, %s::text, %s::text, %s::bigint, %s::text, %s::text, %s::text);
 
 -- name: ledgers
 -- The ledgers of a tenant.

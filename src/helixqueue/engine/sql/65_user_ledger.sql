@@ -6,7 +6,9 @@
 -- choose the same version; the unique index lets one in, and the other reads and decides again.
 
 create domain helix.ledger_name as text check (value ~ '^[a-z0-9][a-z0-9_.-]{0,62}$');
-create domain helix.event_kind as text check (value ~ '^[A-Za-z][A-Za-z0-9_.-]{0,62}$');
+-- The length is a condition of its own: with {0,62} in it, the regular expression makes a state per character.
+create domain helix.event_kind as text
+  check (octet_length(value) <= 63 and value ~ '^[A-Za-z][A-Za-z0-9_.-]*$');
 create domain helix.event_seq as bigint check (value >= 1);
 
 -- One ledger of a tenant.
@@ -63,8 +65,8 @@ create table helix.ledger_event (
   -- One successor per version: the chain of an entity does not fork. In a strict ledger seq and version are
   -- equal, so this also refuses another kind at the same seq.
   unique (ledger, entity, version),
-  check (not is_strict or version = seq),
-  check (not is_strict or violations is null)
+  -- One condition: PostgreSQL reads each from the catalog's text again in every statement.
+  check (not is_strict or version = seq and violations is null)
 );
 -- Feeds read the events of a ledger in this order. The cast keeps the index out of look-ups by entity: in a new
 -- table, without statistics, the planner took it for as good as the primary key, and an append read every event.
@@ -106,16 +108,16 @@ create function helix.event_key(
                    || int8send(p_seq) || helix.framed(p_kind) || p_bound)
 $$;
 
--- The hash of an event. The key covers the identity; this byte encoding never changes.
+-- The hash of an event, with the payload in UTF-8. The key covers the identity; this byte encoding never changes.
 create function helix.event_hash(
   p_before bytea, p_key bytea, p_version integer, p_at timestamptz, p_xid bigint, p_feed_xid bigint,
-  p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload json
+  p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea
 ) returns bytea language sql stable parallel safe as $$
   select sha256(coalesce(p_before, ''::bytea) || p_key || int4send(p_version) || timestamptz_send(p_at)
                 || int8send(p_xid) || int8send(p_feed_xid) || p_fingerprint
                 || helix.framed(coalesce(p_node, '')) || helix.framed(p_actor)
                 || helix.framed(coalesce(array_to_string(p_violations, ','), ''))
-                || sha256(convert_to(p_payload::text, 'UTF8')))
+                || sha256(p_payload))
 $$;
 
 -- What is compared of a payload: the text itself or, with ignored fields, the rest as jsonb writes it.

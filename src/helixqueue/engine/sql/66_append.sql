@@ -13,11 +13,81 @@ create type helix.appended as (
 );
 
 -- Whether the unique constraints that decide are in place. An operator may have dropped one, or a rebuild may
--- have left one invalid; until it is back, no append can tell a duplicate.
+-- have left one invalid; until it is back, no append can tell a duplicate. Volatile: its query has a snapshot of
+-- its own, also where a caller's is older.
 create function helix.ledger_is_unique() returns boolean
-language sql stable as $$
-  select count(*) = 3 from pg_index i
-  where i.indrelid = 'helix.ledger_event'::regclass and i.indisunique and i.indisvalid and i.indisready
+language plpgsql as $$
+begin
+  return (select count(*) = 3 from pg_index i
+          where i.indrelid = 'helix.ledger_event'::regclass and i.indisunique and i.indisvalid and i.indisready);
+end
+$$;
+
+-- The same, asked once per plan: immutable, so the planner replaces the call by its result. Call it only in a
+-- statement that names helix.ledger_event: whatever adds or drops an index of that table makes PostgreSQL discard
+-- the plan, and a plan is made and used under a lock that holds such changes off. In a transaction that keeps one
+-- snapshot, which may be older than a change, the result is false.
+create function helix.ledger_was_unique() returns boolean
+language sql immutable as $$
+  select current_setting('transaction_isolation') = 'read committed' and helix.ledger_is_unique()
+$$;
+
+-- One event. A legal new one of a strict ledger, whose payload is not part of the identity and is compared whole,
+-- takes one statement. In every other case, also after a lost race for the version, that statement writes
+-- nothing, and append_v1 decides.
+create function helix.append_one_v1(
+  p_tenant text, p_ledger text, p_actor text, p_entity text, p_seq bigint, p_kind text, p_payload text, p_node text
+) returns helix.appended
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+-- Every row here is found by its key: a plan made while the tables were small would read and sort them.
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_sort = off set jit = off as $$
+declare
+  v_tenants text[] := helix.enter_for(p_tenant);
+  v_actor   text := session_user;
+  v_now     timestamptz := clock_timestamp();
+  v_xid     bigint := pg_current_xact_id()::text::bigint;   -- First: on a standby this is the error.
+  v_sent    bytea := convert_to(p_payload, 'UTF8');
+  v_key     bytea := helix.event_key(p_tenant, p_ledger, p_entity, p_seq, p_kind, '');
+  v_answer  helix.appended;
+begin
+  if p_actor is not null then
+    v_actor := helix.actor_of(p_actor);
+  end if;
+  insert into helix.ledger_event (
+    seq, at, xid, feed_xid, ledger, version, secret, is_strict, tenant, entity, kind, bound, key, fingerprint,
+    hash, node, actor, payload)
+  select p_seq, v_now, v_xid, t.feed_xid, t.ledger, p_seq, t.secret, true, t.tenant, p_entity, p_kind, '', v_key,
+         t.print,
+         helix.event_hash(t.before, v_key, p_seq::integer, v_now, v_xid, t.feed_xid, t.print, p_node, v_actor,
+                          null, v_sent),
+         p_node, v_actor, p_payload::json
+  from (select l.id as ledger, l.tenant, s.id as secret, last.hash as before,
+               greatest(v_xid, last.feed_xid) as feed_xid,
+               sha256(s.outer_pad || sha256(s.inner_pad || v_sent)) as print
+        from helix.ledger l
+        cross join lateral (select * from helix.secret order by id desc limit 1) s
+        left join lateral (
+          select e.version, e.hash, e.feed_xid, e.kind from helix.ledger_event e
+          where e.ledger = l.id and e.entity = p_entity order by e.version desc limit 1) last on true
+        where l.tenant = p_tenant and l.name = p_ledger and l.is_strict and not l.bound and l.ignored = '{}'
+          and helix.ledger_was_unique()
+          -- The event before has the seq before, so this one is new, and its kind may follow.
+          and p_seq = coalesce(last.version, 0) + 1 and l.machine ? p_kind
+          and case when last.version is null then p_kind = any (l.initial)
+                   else l.machine -> last.kind ? p_kind end
+          -- After a failover append_v1 moves the sequence ahead first; see current_epoch.
+          and (select e.timeline from helix.epoch e order by e.number desc limit 1)
+              = substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)
+        offset 0) t
+  on conflict do nothing;
+  if found then
+    return (1, 'written', v_key, p_seq, p_kind, p_seq, null, null)::helix.appended;
+  end if;
+  select * into v_answer
+  from helix.append_v1(p_tenant, p_ledger, p_actor, array[p_entity], array[p_seq], array[p_kind],
+                       array[p_payload], array[p_node]);
+  return v_answer;
+end
 $$;
 
 -- Any number of events. The n-th event of each entity in the call belongs to round n: within a round entities
@@ -149,7 +219,7 @@ begin
       select d.seq, v_now, v_xid, d.feed_xid, p_ledger.id, d.next, v_secret.id, p_ledger.is_strict,
              p_ledger.tenant, d.entity, d.kind, d.bound, d.key, d.print,
              helix.event_hash(d.before, d.key, d.next, v_now, v_xid, d.feed_xid, d.print,
-                              d.node, p_actor, d.rules, d.payload::json),
+                              d.node, p_actor, d.rules, convert_to(d.payload, 'UTF8')),
              d.node, p_actor, d.rules, d.payload::json
       from decided d where d.decision = 'written'
       order by d.entity

@@ -179,7 +179,8 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
     select e.ledger, e.entity, e.version, e.id, e.tenant, l.id is null as unknown, l.tenant as ledger_tenant,
            e.version <> lag(e.version, 1, 0) over chain + 1 as gap,
            e.hash <> helix.event_hash(lag(e.hash) over chain, e.key, e.version, e.at, e.xid, e.feed_xid,
-                                      e.fingerprint, e.node, e.actor, e.violations, e.payload)
+                                      e.fingerprint, e.node, e.actor, e.violations,
+                                      convert_to(e.payload::text, 'UTF8'))
              or e.key <> helix.event_key(e.tenant, l.name, e.entity, e.seq, e.kind, e.bound) as edited
     from helix.ledger_event e left join helix.ledger l on l.id = e.ledger
     window chain as (partition by e.ledger, e.entity order by e.version)

@@ -217,6 +217,7 @@ begin
       ('discard_letters_v1',     'operate'),
       -- User ledgers and feeds. An event of a feed has its payload.
       ('append_v1',              'submit'),
+      ('append_one_v1',          'submit'),
       ('ledger_hint_key_v1',     'submit'),
       ('declare_ledger_v1',      'operate'),
       ('read_ledgers_v1',        'any'),
