@@ -77,6 +77,7 @@ def step(batch, to, /, **other):
     columns = {
         "state": f"'{to}'",
         "version": "version + 1",
+        "version_before": "version",
         "reason": "'lost'",
         "actor": "'eve'",
         "entry": "(select last_value from helix.entry_id)",
@@ -160,6 +161,8 @@ FORGED = {
     "itself as the entry before": {"before": "(select last_value from helix.entry_id)"},
     "the state before": {"came_from": "'ASSIGNED'"},
     "a state before that is none": {"came_from": "null"},
+    "the version before": {"version_before": "version - 1", "version": "version"},
+    "a version before that is none": {"version_before": "null"},
     "the entry of the step before": {"entry": "entry"},
     "an older entry": {"entry": "1"},
     "another batch": {"batch": "batch + 1000"},

@@ -107,7 +107,7 @@ def test_no_index_names_a_column_that_settle_or_renew_changes(lab):
     )
     assert columns >= {"state", "version", "entry", "before", "deadline", "changed_at", "reason"}
     # Also what they change at other times.
-    columns |= {"actor", "late", "content", "came_from", "step"}
+    columns |= {"actor", "late", "content", "came_from", "version_before", "step"}
     indexes = dict(lab.rows(INDEXED))
     assert {"helix.work_pkey", "helix.work_claim", "helix.work_claim_of_queue"} <= set(indexes)
     assert indexes["helix.work_claim"] == ["batch", "lane", "pending", "turn"]

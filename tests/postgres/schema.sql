@@ -1046,27 +1046,27 @@ ALTER FUNCTION helix.archive(p_limit integer) OWNER TO helix_engine;
 CREATE TABLE helix.batch (
     id bigint NOT NULL,
     created_at timestamp with time zone NOT NULL,
-    run bigint,
-    run_at helix.moment,
-    expires_at helix.moment,
     queue integer NOT NULL,
     class integer NOT NULL,
     secret smallint NOT NULL,
     priority helix.priority NOT NULL,
+    key helix.key NOT NULL,
+    fingerprint helix.sha256 NOT NULL,
+    actor text NOT NULL,
+    revision helix.revision_text DEFAULT ''::text NOT NULL,
+    identity helix.identity_text,
+    payload helix.document,
+    raw text,
+    limit_key helix.limit_key,
+    run bigint,
+    run_at helix.moment,
+    expires_at helix.moment,
     retired_at timestamp with time zone,
     ended_at timestamp with time zone,
     entry bigint,
     version integer,
     state helix.state,
     attempt smallint,
-    key helix.key NOT NULL,
-    fingerprint helix.sha256 NOT NULL,
-    actor text NOT NULL,
-    revision helix.revision_text DEFAULT ''::text NOT NULL,
-    identity helix.identity_text,
-    raw text,
-    limit_key helix.limit_key,
-    payload helix.document,
     tombstone helix.sha256,
     CONSTRAINT batch_identity_assigned CHECK (unicode_assigned((identity)::text))
 );
@@ -1324,7 +1324,8 @@ begin
   v_entry := helix.next_entry();
   with cancelled as (
     update helix.work w
-    set state = 'CANCELLED', version = w.version + 1, reason = p_reason, late = false, actor = p_actor,
+    set state = 'CANCELLED', version = w.version + 1, version_before = w.version, reason = p_reason,
+        late = false, actor = p_actor,
         entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now, step = true,
         pending = false, cause = null, due = null,
         content = helix.content_hash(null, t.detail, null)
@@ -1410,11 +1411,11 @@ begin
           new.changed_at, new.queue, new.bytes)
          = (old.batch, old.version, old.state, old.entry, old.attempt, old.reason, old.late, old.actor,
             old.changed_at, old.queue, old.bytes)
-     and (new.before, new.came_from, new.number, new.nonce, new.epoch, new.lease_seconds, new.content,
-          new.limit_key, new.expires_at)
+     and (new.before, new.version_before, new.came_from, new.number, new.nonce, new.epoch,
+          new.lease_seconds, new.content, new.limit_key, new.expires_at)
          is not distinct from
-         (old.before, old.came_from, old.number, old.nonce, old.epoch, old.lease_seconds, old.content,
-          old.limit_key, old.expires_at)
+         (old.before, old.version_before, old.came_from, old.number, old.nonce, old.epoch,
+          old.lease_seconds, old.content, old.limit_key, old.expires_at)
      and (new.state = 'PENDING') = (new.pending or new.cause is not null)
      and not (new.pending and new.cause is not null)
      and (new.due is not null) = coalesce(new.cause = 'delay', false)
@@ -1791,6 +1792,7 @@ begin
     with leased as (
       update helix.work w
       set state = v_state, pending = false, version = w.version + 1 + p_start::int,
+          version_before = w.version,
           attempt = w.attempt + 1, epoch = v_epoch, nonce = v_nonce, number = v_entry,
           deadline = v_now + make_interval(secs => coalesce(v_seconds, u.seconds)),
           lease_seconds = coalesce(v_seconds, u.seconds), entry = v_entry, before = w.entry,
@@ -2003,7 +2005,8 @@ declare
 begin
   with completed as (
     update helix.work w
-    set state = 'COMPLETED', version = w.version + 1, reason = 'completed', late = w.deadline < v_now,
+    set state = 'COMPLETED', version = w.version + 1, version_before = w.version, reason = 'completed',
+        late = w.deadline < v_now,
         actor = p_worker, entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now,
         step = true,
         content = case when u.result is not null then helix.content_hash(null, null, u.result) end
@@ -2048,7 +2051,8 @@ declare
   v_done   record;
 begin
   update helix.work w
-  set state = 'COMPLETED', version = w.version + 1, reason = 'completed', late = w.deadline < v_now,
+  set state = 'COMPLETED', version = w.version + 1, version_before = w.version, reason = 'completed',
+      late = w.deadline < v_now,
       actor = p_worker, entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now,
       step = true,
       content = case when p_result is not null then helix.content_hash(null, null, p_result) end
@@ -2954,7 +2958,8 @@ begin
   ),
   ended as (
     update helix.work w
-    set state = e.goes_to, version = w.version + 1, reason = p_reason, late = e.overdue,
+    set state = e.goes_to, version = w.version + 1, version_before = w.version, reason = p_reason,
+        late = e.overdue,
         actor = coalesce(p_actor, w.actor), attempt = w.attempt - (p_reason = 'released')::int,
         entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now, step = true,
         content = helix.content_hash(e.failure, e.detail, null),
@@ -4329,6 +4334,19 @@ $$;
 
 ALTER FUNCTION helix.is_empty(p_queue integer) OWNER TO helix_engine;
 
+-- Name: is_first_step(integer, helix.state, helix.reason, boolean, smallint, boolean, bigint, bigint, bigint, integer, helix.state, boolean, helix.cause, timestamp with time zone, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.is_first_step(p_version integer, p_state helix.state, p_reason helix.reason, p_step boolean, p_attempt smallint, p_late boolean, p_before bigint, p_number bigint, p_nonce bigint, p_version_before integer, p_from helix.state, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select p_version = 1 and p_state = 'PENDING' and p_reason = 'submitted' and p_step and p_attempt = 0
+     and not p_late and coalesce(p_before, p_number, p_nonce, p_version_before) is null and p_from is null
+     and p_pending = (p_cause is null) and (p_due is not null) = coalesce(p_cause = 'delay', false)
+     and (p_cause is distinct from 'limit' or p_limit_key is not null)
+$$;
+
+ALTER FUNCTION helix.is_first_step(p_version integer, p_state helix.state, p_reason helix.reason, p_step boolean, p_attempt smallint, p_late boolean, p_before bigint, p_number bigint, p_nonce bigint, p_version_before integer, p_from helix.state, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text) OWNER TO helix_engine;
+
 -- Name: is_plain(text, timestamp with time zone, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean) RETURNS boolean
@@ -4352,17 +4370,21 @@ $$;
 
 ALTER FUNCTION helix.is_service_for(p_tenant text) OWNER TO helix_engine;
 
--- Name: is_step(helix.state, helix.state, bigint, bigint, boolean, helix.cause, timestamp with time zone, text, bigint, bigint, integer, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: is_step(helix.state, helix.state, integer, integer, bigint, bigint, boolean, helix.cause, timestamp with time zone, text, bigint, bigint, integer, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.is_step(p_from helix.state, p_to helix.state, p_entry bigint, p_before bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) RETURNS boolean
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+CREATE FUNCTION helix.is_step(p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint, p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
     AS $$
-  select (case p_from
+begin
+  return (case p_from
             when 'PENDING'  then p_to in ('ASSIGNED', 'RUNNING', 'CANCELLED')
             when 'ASSIGNED' then p_to in ('RUNNING', 'PENDING', 'FAILED', 'CANCELLED')
             when 'RUNNING'  then p_to in ('COMPLETED', 'PENDING', 'FAILED', 'CANCELLED')
             when 'FAILED'   then p_to = 'PENDING'
             else false end
+          -- PENDING > RUNNING is two steps.
+          and p_version = p_version_before
+                          + case when p_from = 'PENDING' and p_to = 'RUNNING' then 2 else 1 end
           and p_entry > p_before
           -- PENDING is claimable or has a cause why not; nothing else has either.
           and (p_to = 'PENDING') = (p_pending or p_cause is not null)
@@ -4373,10 +4395,25 @@ CREATE FUNCTION helix.is_step(p_from helix.state, p_to helix.state, p_entry bigi
           and (p_to not in ('ASSIGNED', 'RUNNING')
                or (p_from = 'PENDING') = (p_number = p_entry)
                   and p_nonce is not null and p_epoch is not null and p_deadline is not null)
-         ) is true
+         ) is true;
+end
 $$;
 
-ALTER FUNCTION helix.is_step(p_from helix.state, p_to helix.state, p_entry bigint, p_before bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) OWNER TO helix_engine;
+ALTER FUNCTION helix.is_step(p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint, p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) OWNER TO helix_engine;
+
+-- Name: is_usual_step(helix.state, helix.state, integer, integer, bigint, bigint, boolean, helix.cause, timestamp with time zone, bigint, bigint, integer, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.is_usual_step(p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint, p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select p_entry > p_before and not p_pending and p_cause is null and p_due is null
+     and (p_from = 'RUNNING' and p_to = 'COMPLETED' and p_version = p_version_before + 1
+          or p_from = 'PENDING' and p_to = 'RUNNING' and p_version = p_version_before + 2
+             and p_number = p_entry
+             and p_nonce is not null and p_epoch is not null and p_deadline is not null)
+$$;
+
+ALTER FUNCTION helix.is_usual_step(p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint, p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) OWNER TO helix_engine;
 
 -- Name: keep_metrics(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4584,6 +4621,7 @@ begin
   end if;
   update helix.work w
   set state = v_state, pending = false, version = w.version + 1 + p_start::int,
+      version_before = w.version,
       attempt = w.attempt + 1, epoch = v_epoch, nonce = v_nonce, number = v_entry, deadline = v_deadline,
       lease_seconds = v_seconds, entry = v_entry, before = w.entry, came_from = w.state,
       reason = case when p_start then 'started' else 'claimed' end::helix.reason, changed_at = v_now,
@@ -6644,11 +6682,11 @@ CREATE FUNCTION helix.read_check_steps() RETURNS SETOF helix.violation
   ),
   -- The state of each batch, or its state when it was retired.
   head as (
-    select w.batch, false as retired, w.queue, w.entry, w.before, w.version, w.state, w.attempt,
+    select w.batch, false as retired, w.queue, w.entry, w.before, w.version, w.version_before, w.state, w.attempt,
            w.changed_at, w.came_from, w.reason, w.late, w.actor, w.content, w.epoch
     from helix.work w
     union all
-    select b.id, true, b.queue, b.entry, null, b.version, b.state, b.attempt, b.ended_at, null, null, null,
+    select b.id, true, b.queue, b.entry, null, b.version, null, b.state, b.attempt, b.ended_at, null, null, null,
            null, null, null
     from helix.batch b where b.retired_at is not null
   ),
@@ -6664,6 +6702,9 @@ CREATE FUNCTION helix.read_check_steps() RETURNS SETOF helix.violation
            h.batch is null as nowhere,
            coalesce(w.newest, true) and not h.retired as last_of_work,
            h.entry is distinct from w.id or h.before is distinct from w.before
+             -- Where the versions differ, version_not_last_step reports it.
+             or h.version = w.version and h.version_before is distinct from nullif(h.version
+               - case when w.from_state = 'PENDING' and w.to_state = 'RUNNING' then 2 else 1 end, 0)
              or h.came_from is distinct from w.from_state or h.changed_at is distinct from w.at
              or h.reason is distinct from w.reason or h.late is distinct from w.late
              or h.actor is distinct from w.actor or h.epoch is distinct from w.epoch
@@ -8608,6 +8649,23 @@ CREATE FUNCTION helix.record_first() RETURNS trigger
 declare
   v_xid bigint := pg_current_xact_id()::text::bigint;
 begin
+  if not exists (select from arrived offset 1) then
+    -- The same as below, without grouping: 3 % fewer instructions in a submission of one batch.
+    insert into helix.entry (id, part, at, xid, to_state, reason, late, actor, batch, queue, version,
+                             attempt, hash)
+    select n.entry, 1, n.changed_at, v_xid, 'PENDING', 'submitted', false, n.actor, array[n.batch],
+           array[n.queue], array[n.version], array[n.attempt],
+           helix.entry_hash(null, n.entry, 1::smallint, n.changed_at, v_xid, null, null, 'PENDING',
+                            'submitted', false, n.actor, array[n.batch], array[n.queue],
+                            array[n.version], array[n.attempt], null, null)
+    from arrived n
+    where (helix.is_first_step(n.version, n.state, n.reason, n.step, n.attempt, n.late, n.before, n.number, n.nonce,
+                               n.version_before, n.came_from, n.pending, n.cause, n.due, n.limit_key)
+           and not exists (select from helix.batch b
+                           where b.id = n.batch and b.retired_at is not null)) is true
+       or helix.refuse(n.batch, null, null, n.state, n.version);
+    return null;
+  end if;
   insert into helix.entry (id, part, at, xid, to_state, reason, late, actor, batch, queue, version,
                            attempt, hash)
   select g.id, g.part, g.at, v_xid, 'PENDING', 'submitted', false, g.actor, g.batch, g.queue, g.version,
@@ -8620,12 +8678,8 @@ begin
                array_agg(n.batch) as batch, array_agg(n.queue) as queue, array_agg(n.version) as version,
                array_agg(n.attempt) as attempt
         from arrived n
-        where (n.version = 1 and n.state = 'PENDING' and n.reason = 'submitted' and n.step
-               and n.attempt = 0 and not n.late
-               and coalesce(n.before, n.number, n.nonce) is null and n.came_from is null
-               and n.pending = (n.cause is null)
-               and (n.due is not null) = coalesce(n.cause = 'delay', false)
-               and (n.cause is distinct from 'limit' or n.limit_key is not null)
+        where (helix.is_first_step(n.version, n.state, n.reason, n.step, n.attempt, n.late, n.before, n.number, n.nonce,
+                                   n.version_before, n.came_from, n.pending, n.cause, n.due, n.limit_key)
                and not exists (select from helix.batch b
                                where b.id = n.batch and b.retired_at is not null)) is true
            or helix.refuse(n.batch, null, null, n.state, n.version)
@@ -8731,10 +8785,12 @@ begin
     cross join lateral (select array_agg(e.hash order by e.part) as hashes
                         from helix.entry e where e.id = n.before) p
     where n.step
-      and (helix.is_step(n.came_from, n.state, n.entry, n.before, n.pending, n.cause, n.due, n.limit_key,
-                         n.number, n.nonce, n.epoch, n.deadline)
-           or helix.refuse(n.batch, n.came_from, null, n.state, n.version))
-      and (p.hashes is not null or helix.refuse_missing_entry(n.entry));
+      and (p.hashes is not null or helix.refuse_missing_entry(n.entry) is null)
+      and (helix.is_usual_step(n.came_from, n.state, n.version_before, n.version, n.before, n.entry, n.pending,
+                               n.cause, n.due, n.number, n.nonce, n.epoch, n.deadline)
+           or helix.is_step(n.came_from, n.state, n.version_before, n.version, n.before, n.entry, n.pending,
+                            n.cause, n.due, n.limit_key, n.number, n.nonce, n.epoch, n.deadline)
+           or helix.refuse(n.batch, n.came_from, n.version_before, n.state, n.version));
   else
     insert into helix.entry (id, part, at, xid, epoch, from_state, to_state, reason, late, actor, batch,
                              queue, version, attempt, before, content, hash)
@@ -8749,9 +8805,11 @@ begin
                  case when count(n.content) > 0 then array_agg(n.content) end as content
           from arrived n
           where n.step
-            and (helix.is_step(n.came_from, n.state, n.entry, n.before, n.pending, n.cause, n.due,
-                               n.limit_key, n.number, n.nonce, n.epoch, n.deadline)
-                 or helix.refuse(n.batch, n.came_from, null, n.state, n.version))
+            and (helix.is_usual_step(n.came_from, n.state, n.version_before, n.version, n.before, n.entry, n.pending,
+                                     n.cause, n.due, n.number, n.nonce, n.epoch, n.deadline)
+                 or helix.is_step(n.came_from, n.state, n.version_before, n.version, n.before, n.entry, n.pending,
+                                  n.cause, n.due, n.limit_key, n.number, n.nonce, n.epoch, n.deadline)
+                 or helix.refuse(n.batch, n.came_from, n.version_before, n.state, n.version))
           group by n.entry, n.changed_at, n.epoch, n.came_from, n.state, n.reason, n.late, n.actor
           offset 0) g
     -- Not with the grouping above: that would sort all rows by all of its columns.
@@ -8759,7 +8817,7 @@ begin
     cross join lateral (
       select array_agg(e.hash order by e.id, e.part) as hashes, count(distinct e.id) as found
       from helix.entry e where e.id = any (d.ids)) p
-    where p.found = cardinality(d.ids) or helix.refuse_missing_entry(g.id);
+    where p.found = cardinality(d.ids) or helix.refuse_missing_entry(g.id) is null;
   end if;
   if v_ended then
     insert into helix.ended (queue, ending, at, batch)
@@ -8985,7 +9043,7 @@ ALTER FUNCTION helix.refuse_fence_step(p_life bigint, p_from helix.fence_state, 
 
 -- Name: refuse_missing_entry(bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.refuse_missing_entry(p_entry bigint) RETURNS boolean
+CREATE FUNCTION helix.refuse_missing_entry(p_entry bigint) RETURNS bytea[]
     LANGUAGE plpgsql
     AS $$
 begin
@@ -8996,6 +9054,19 @@ end
 $$;
 
 ALTER FUNCTION helix.refuse_missing_entry(p_entry bigint) OWNER TO helix_engine;
+
+-- Name: refuse_renumbering(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.refuse_renumbering() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+begin
+  raise exception using errcode = 'QH001', message = 'update of helix.work.batch',
+    hint = 'A row belongs to its batch for life.';
+end
+$$;
+
+ALTER FUNCTION helix.refuse_renumbering() OWNER TO helix_engine;
 
 -- Name: refuse_stale_fence(bytea, text, text, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -9177,7 +9248,8 @@ begin
     and e.batch = w.batch;
   with again as (
     update helix.work w
-    set state = 'PENDING', version = w.version + 1, reason = 'retried', late = false, actor = p_actor,
+    set state = 'PENDING', version = w.version + 1, version_before = w.version, reason = 'retried',
+        late = false, actor = p_actor,
         entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now, step = true,
         attempt = 0, turn = t.turn, pending = not t.paused,
         cause = case when t.paused then 'paused' end::helix.cause,
@@ -10347,7 +10419,8 @@ begin
   select h.batch into v_done from helix.lock_leases(p_batch, p_epoch, p_nonce, p_number) h;
   with started as (
     update helix.work w
-    set state = 'RUNNING', version = w.version + 1, reason = 'started', actor = p_worker,
+    set state = 'RUNNING', version = w.version + 1, version_before = w.version, reason = 'started',
+        actor = p_worker,
         late = w.deadline < v_now, entry = v_entry, before = w.entry, came_from = w.state,
         changed_at = v_now, step = true, content = null
     where w.batch = any (v_done) and w.state = 'ASSIGNED'
@@ -11471,28 +11544,29 @@ CREATE TABLE helix.work (
     batch bigint NOT NULL,
     turn bigint NOT NULL,
     entry bigint NOT NULL,
-    before bigint,
-    number bigint,
-    nonce bigint,
-    deadline timestamp with time zone,
-    due timestamp with time zone,
-    expires_at timestamp with time zone,
     changed_at timestamp with time zone NOT NULL,
     queue integer NOT NULL,
     lane integer NOT NULL,
     bytes integer NOT NULL,
     version integer NOT NULL,
-    epoch integer,
-    lease_seconds real,
     state helix.state NOT NULL,
-    came_from helix.state,
     reason helix.reason NOT NULL,
-    cause helix.cause,
     attempt smallint NOT NULL,
     pending boolean NOT NULL,
     step boolean NOT NULL,
     late boolean DEFAULT false NOT NULL,
+    came_from helix.state,
+    version_before integer,
+    before bigint,
+    number bigint,
+    nonce bigint,
+    deadline timestamp with time zone,
+    epoch integer,
+    lease_seconds real,
     actor text NOT NULL,
+    cause helix.cause,
+    due timestamp with time zone,
+    expires_at timestamp with time zone,
     limit_key text,
     content bytea
 )
@@ -12680,11 +12754,7 @@ ALTER TABLE helix.work ENABLE ALWAYS TRIGGER leaves;
 
 -- Name: work next_step; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER next_step AFTER UPDATE ON helix.work FOR EACH ROW WHEN (((new.step AND (new.batch = old.batch) AND (new.before = old.entry) AND (new.came_from = old.state) AND (new.version = (old.version +
-        CASE
-            WHEN ((old.state = 'PENDING'::helix.state) AND (new.state = 'RUNNING'::helix.state)) THEN 2
-            ELSE 1
-        END))) IS NOT TRUE)) EXECUTE FUNCTION helix.check_move();
+CREATE TRIGGER next_step AFTER UPDATE ON helix.work FOR EACH ROW WHEN (((new.step AND (new.before = old.entry) AND (new.came_from = old.state) AND (new.version_before = old.version)) IS NOT TRUE)) EXECUTE FUNCTION helix.check_move();
 
 ALTER TABLE helix.work ENABLE ALWAYS TRIGGER next_step;
 
@@ -12711,6 +12781,12 @@ ALTER TABLE helix.work ENABLE ALWAYS TRIGGER record_step;
 CREATE TRIGGER record_update AFTER UPDATE ON helix.fence REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.record_fence_step();
 
 ALTER TABLE helix.fence ENABLE ALWAYS TRIGGER record_update;
+
+-- Name: work same_batch; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER same_batch BEFORE UPDATE OF batch ON helix.work FOR EACH STATEMENT EXECUTE FUNCTION helix.refuse_renumbering();
+
+ALTER TABLE helix.work ENABLE ALWAYS TRIGGER same_batch;
 
 -- Name: api_token; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -14027,6 +14103,10 @@ REVOKE ALL ON FUNCTION helix.is_doubled(p_batch bigint, p_number bigint) FROM PU
 
 REVOKE ALL ON FUNCTION helix.is_empty(p_queue integer) FROM PUBLIC;
 
+-- Name: FUNCTION is_first_step(p_version integer, p_state helix.state, p_reason helix.reason, p_step boolean, p_attempt smallint, p_late boolean, p_before bigint, p_number bigint, p_nonce bigint, p_version_before integer, p_from helix.state, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.is_first_step(p_version integer, p_state helix.state, p_reason helix.reason, p_step boolean, p_attempt smallint, p_late boolean, p_before bigint, p_number bigint, p_nonce bigint, p_version_before integer, p_from helix.state, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text) FROM PUBLIC;
+
 -- Name: FUNCTION is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean) FROM PUBLIC;
@@ -14035,9 +14115,13 @@ REVOKE ALL ON FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp w
 
 REVOKE ALL ON FUNCTION helix.is_service_for(p_tenant text) FROM PUBLIC;
 
--- Name: FUNCTION is_step(p_from helix.state, p_to helix.state, p_entry bigint, p_before bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION is_step(p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint, p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.is_step(p_from helix.state, p_to helix.state, p_entry bigint, p_before bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.is_step(p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint, p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) FROM PUBLIC;
+
+-- Name: FUNCTION is_usual_step(p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint, p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.is_usual_step(p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint, p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) FROM PUBLIC;
 
 -- Name: FUNCTION keep_metrics(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -14795,6 +14879,10 @@ REVOKE ALL ON FUNCTION helix.refuse_fence_step(p_life bigint, p_from helix.fence
 
 REVOKE ALL ON FUNCTION helix.refuse_missing_entry(p_entry bigint) FROM PUBLIC;
 
+-- Name: FUNCTION refuse_renumbering(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.refuse_renumbering() FROM PUBLIC;
+
 -- Name: FUNCTION refuse_stale_fence(p_key bytea, p_actor text, p_what text, p_evidence bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.refuse_stale_fence(p_key bytea, p_actor text, p_what text, p_evidence bytea) FROM PUBLIC;
@@ -15303,31 +15391,6 @@ GRANT SELECT(turn) ON TABLE helix.work TO helix_operator;
 GRANT SELECT(entry) ON TABLE helix.work TO helix_reader;
 GRANT SELECT(entry) ON TABLE helix.work TO helix_operator;
 
--- Name: COLUMN work.before; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(before) ON TABLE helix.work TO helix_reader;
-GRANT SELECT(before) ON TABLE helix.work TO helix_operator;
-
--- Name: COLUMN work.number; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(number) ON TABLE helix.work TO helix_reader;
-GRANT SELECT(number) ON TABLE helix.work TO helix_operator;
-
--- Name: COLUMN work.deadline; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(deadline) ON TABLE helix.work TO helix_reader;
-GRANT SELECT(deadline) ON TABLE helix.work TO helix_operator;
-
--- Name: COLUMN work.due; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(due) ON TABLE helix.work TO helix_reader;
-GRANT SELECT(due) ON TABLE helix.work TO helix_operator;
-
--- Name: COLUMN work.expires_at; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(expires_at) ON TABLE helix.work TO helix_reader;
-GRANT SELECT(expires_at) ON TABLE helix.work TO helix_operator;
-
 -- Name: COLUMN work.changed_at; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT(changed_at) ON TABLE helix.work TO helix_reader;
@@ -15348,35 +15411,15 @@ GRANT SELECT(lane) ON TABLE helix.work TO helix_operator;
 GRANT SELECT(version) ON TABLE helix.work TO helix_reader;
 GRANT SELECT(version) ON TABLE helix.work TO helix_operator;
 
--- Name: COLUMN work.epoch; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(epoch) ON TABLE helix.work TO helix_reader;
-GRANT SELECT(epoch) ON TABLE helix.work TO helix_operator;
-
--- Name: COLUMN work.lease_seconds; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(lease_seconds) ON TABLE helix.work TO helix_reader;
-GRANT SELECT(lease_seconds) ON TABLE helix.work TO helix_operator;
-
 -- Name: COLUMN work.state; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT(state) ON TABLE helix.work TO helix_reader;
 GRANT SELECT(state) ON TABLE helix.work TO helix_operator;
 
--- Name: COLUMN work.came_from; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(came_from) ON TABLE helix.work TO helix_reader;
-GRANT SELECT(came_from) ON TABLE helix.work TO helix_operator;
-
 -- Name: COLUMN work.reason; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT(reason) ON TABLE helix.work TO helix_reader;
 GRANT SELECT(reason) ON TABLE helix.work TO helix_operator;
-
--- Name: COLUMN work.cause; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(cause) ON TABLE helix.work TO helix_reader;
-GRANT SELECT(cause) ON TABLE helix.work TO helix_operator;
 
 -- Name: COLUMN work.attempt; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -15398,10 +15441,60 @@ GRANT SELECT(step) ON TABLE helix.work TO helix_operator;
 GRANT SELECT(late) ON TABLE helix.work TO helix_reader;
 GRANT SELECT(late) ON TABLE helix.work TO helix_operator;
 
+-- Name: COLUMN work.came_from; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(came_from) ON TABLE helix.work TO helix_reader;
+GRANT SELECT(came_from) ON TABLE helix.work TO helix_operator;
+
+-- Name: COLUMN work.version_before; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(version_before) ON TABLE helix.work TO helix_reader;
+GRANT SELECT(version_before) ON TABLE helix.work TO helix_operator;
+
+-- Name: COLUMN work.before; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(before) ON TABLE helix.work TO helix_reader;
+GRANT SELECT(before) ON TABLE helix.work TO helix_operator;
+
+-- Name: COLUMN work.number; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(number) ON TABLE helix.work TO helix_reader;
+GRANT SELECT(number) ON TABLE helix.work TO helix_operator;
+
+-- Name: COLUMN work.deadline; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(deadline) ON TABLE helix.work TO helix_reader;
+GRANT SELECT(deadline) ON TABLE helix.work TO helix_operator;
+
+-- Name: COLUMN work.epoch; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(epoch) ON TABLE helix.work TO helix_reader;
+GRANT SELECT(epoch) ON TABLE helix.work TO helix_operator;
+
+-- Name: COLUMN work.lease_seconds; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(lease_seconds) ON TABLE helix.work TO helix_reader;
+GRANT SELECT(lease_seconds) ON TABLE helix.work TO helix_operator;
+
 -- Name: COLUMN work.actor; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT(actor) ON TABLE helix.work TO helix_reader;
 GRANT SELECT(actor) ON TABLE helix.work TO helix_operator;
+
+-- Name: COLUMN work.cause; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(cause) ON TABLE helix.work TO helix_reader;
+GRANT SELECT(cause) ON TABLE helix.work TO helix_operator;
+
+-- Name: COLUMN work.due; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(due) ON TABLE helix.work TO helix_reader;
+GRANT SELECT(due) ON TABLE helix.work TO helix_operator;
+
+-- Name: COLUMN work.expires_at; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(expires_at) ON TABLE helix.work TO helix_reader;
+GRANT SELECT(expires_at) ON TABLE helix.work TO helix_operator;
 
 -- Name: COLUMN work.limit_key; Type: ACL; Schema: helix; Owner: helix_owner
 

@@ -25,7 +25,8 @@ FORGED_END = """
       from helix.work w where w.batch = {RUNNING} returning id)
     update helix.work w
     set entry = f.id, before = w.entry, came_from = 'RUNNING', state = 'COMPLETED',
-        reason = 'completed', version = w.version + 1, changed_at = now()
+        reason = 'completed', version = w.version + 1, version_before = w.version,
+        changed_at = now()
     from forged f where w.batch = {RUNNING}"""
 FORGED_END_REST = (
     f"""update helix.entry e set hash = {REHASHED}
@@ -62,6 +63,7 @@ FORGERIES = {
         """update helix.work w
            set state = 'PENDING', reason = 'submitted', version = 1, attempt = 0, pending = true,
                entry = e.id, actor = e.actor, changed_at = e.at, before = null, came_from = null,
+               version_before = null,
                number = null, nonce = null, epoch = null, deadline = null, lease_seconds = null
            from helix.entry e where w.batch = {RUNNING} and e.id = w.before""",
     ),

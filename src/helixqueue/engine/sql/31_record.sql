@@ -27,11 +27,11 @@ begin
           new.changed_at, new.queue, new.bytes)
          = (old.batch, old.version, old.state, old.entry, old.attempt, old.reason, old.late, old.actor,
             old.changed_at, old.queue, old.bytes)
-     and (new.before, new.came_from, new.number, new.nonce, new.epoch, new.lease_seconds, new.content,
-          new.limit_key, new.expires_at)
+     and (new.before, new.version_before, new.came_from, new.number, new.nonce, new.epoch,
+          new.lease_seconds, new.content, new.limit_key, new.expires_at)
          is not distinct from
-         (old.before, old.came_from, old.number, old.nonce, old.epoch, old.lease_seconds, old.content,
-          old.limit_key, old.expires_at)
+         (old.before, old.version_before, old.came_from, old.number, old.nonce, old.epoch,
+          old.lease_seconds, old.content, old.limit_key, old.expires_at)
      and (new.state = 'PENDING') = (new.pending or new.cause is not null)
      and not (new.pending and new.cause is not null)
      and (new.due is not null) = coalesce(new.cause = 'delay', false)
@@ -51,10 +51,20 @@ $$;
 -- a condition took a third of the time of a drain.
 create trigger next_step after update on helix.work
   for each row when ((
-    new.step and new.batch = old.batch and new.before = old.entry and new.came_from = old.state
-    and new.version = old.version
-                      + case when old.state = 'PENDING' and new.state = 'RUNNING' then 2 else 1 end
+    new.step and new.before = old.entry and new.came_from = old.state and new.version_before = old.version
   ) is not true) execute function helix.check_move();
+
+-- No update changes which batch a row belongs to. A trigger of its own, because PostgreSQL looks at the list of
+-- columns without parsing anything.
+create function helix.refuse_renumbering() returns trigger
+language plpgsql as $$
+begin
+  raise exception using errcode = 'QH001', message = 'update of helix.work.batch',
+    hint = 'A row belongs to its batch for life.';
+end
+$$;
+create trigger same_batch before update of batch on helix.work
+  for each statement execute function helix.refuse_renumbering();
 
 -- A row leaves only with retention, which has written the tombstone before; so the same batch can
 -- never begin again at version 1.
@@ -75,6 +85,18 @@ $$;
 create trigger leaves after delete on helix.work
   referencing old table as gone for each statement execute function helix.demand_tombstone();
 
+-- Whether the columns of a row are consistent with its first step. PostgreSQL inlines this function.
+create function helix.is_first_step(
+  p_version integer, p_state helix.state, p_reason helix.reason, p_step boolean, p_attempt smallint,
+  p_late boolean, p_before bigint, p_number bigint, p_nonce bigint, p_version_before integer,
+  p_from helix.state, p_pending boolean, p_cause helix.cause, p_due timestamptz, p_limit_key text
+) returns boolean language sql immutable parallel safe as $$
+  select p_version = 1 and p_state = 'PENDING' and p_reason = 'submitted' and p_step and p_attempt = 0
+     and not p_late and coalesce(p_before, p_number, p_nonce, p_version_before) is null and p_from is null
+     and p_pending = (p_cause is null) and (p_due is not null) = coalesce(p_cause = 'delay', false)
+     and (p_cause is distinct from 'limit' or p_limit_key is not null)
+$$;
+
 -- Writes the entry of first steps, which have no entry before them. A retired batch does not begin again.
 create function helix.record_first() returns trigger
 language plpgsql
@@ -82,6 +104,23 @@ set enable_seqscan = off set jit = off as $$
 declare
   v_xid bigint := pg_current_xact_id()::text::bigint;
 begin
+  if not exists (select from arrived offset 1) then
+    -- The same as below, without grouping: 3 % fewer instructions in a submission of one batch.
+    insert into helix.entry (id, part, at, xid, to_state, reason, late, actor, batch, queue, version,
+                             attempt, hash)
+    select n.entry, 1, n.changed_at, v_xid, 'PENDING', 'submitted', false, n.actor, array[n.batch],
+           array[n.queue], array[n.version], array[n.attempt],
+           helix.entry_hash(null, n.entry, 1::smallint, n.changed_at, v_xid, null, null, 'PENDING',
+                            'submitted', false, n.actor, array[n.batch], array[n.queue],
+                            array[n.version], array[n.attempt], null, null)
+    from arrived n
+    where (helix.is_first_step(n.version, n.state, n.reason, n.step, n.attempt, n.late, n.before, n.number, n.nonce,
+                               n.version_before, n.came_from, n.pending, n.cause, n.due, n.limit_key)
+           and not exists (select from helix.batch b
+                           where b.id = n.batch and b.retired_at is not null)) is true
+       or helix.refuse(n.batch, null, null, n.state, n.version);
+    return null;
+  end if;
   insert into helix.entry (id, part, at, xid, to_state, reason, late, actor, batch, queue, version,
                            attempt, hash)
   select g.id, g.part, g.at, v_xid, 'PENDING', 'submitted', false, g.actor, g.batch, g.queue, g.version,
@@ -94,12 +133,8 @@ begin
                array_agg(n.batch) as batch, array_agg(n.queue) as queue, array_agg(n.version) as version,
                array_agg(n.attempt) as attempt
         from arrived n
-        where (n.version = 1 and n.state = 'PENDING' and n.reason = 'submitted' and n.step
-               and n.attempt = 0 and not n.late
-               and coalesce(n.before, n.number, n.nonce) is null and n.came_from is null
-               and n.pending = (n.cause is null)
-               and (n.due is not null) = coalesce(n.cause = 'delay', false)
-               and (n.cause is distinct from 'limit' or n.limit_key is not null)
+        where (helix.is_first_step(n.version, n.state, n.reason, n.step, n.attempt, n.late, n.before, n.number, n.nonce,
+                                   n.version_before, n.came_from, n.pending, n.cause, n.due, n.limit_key)
                and not exists (select from helix.batch b
                                where b.id = n.batch and b.retired_at is not null)) is true
            or helix.refuse(n.batch, null, null, n.state, n.version)
@@ -110,18 +145,22 @@ $$;
 create trigger record after insert on helix.work
   referencing new table as arrived for each statement execute function helix.record_first();
 
--- Whether the columns of a row are consistent with its last step. PostgreSQL inlines this function.
+-- Whether the columns of a row are consistent with its last step.
 create function helix.is_step(
-  p_from helix.state, p_to helix.state, p_entry bigint, p_before bigint, p_pending boolean,
-  p_cause helix.cause, p_due timestamptz, p_limit_key text, p_number bigint, p_nonce bigint,
-  p_epoch integer, p_deadline timestamptz
-) returns boolean language sql immutable parallel safe as $$
-  select (case p_from
+  p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint,
+  p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamptz, p_limit_key text,
+  p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamptz
+) returns boolean language plpgsql immutable parallel safe as $$
+begin
+  return (case p_from
             when 'PENDING'  then p_to in ('ASSIGNED', 'RUNNING', 'CANCELLED')
             when 'ASSIGNED' then p_to in ('RUNNING', 'PENDING', 'FAILED', 'CANCELLED')
             when 'RUNNING'  then p_to in ('COMPLETED', 'PENDING', 'FAILED', 'CANCELLED')
             when 'FAILED'   then p_to = 'PENDING'
             else false end
+          -- PENDING > RUNNING is two steps.
+          and p_version = p_version_before
+                          + case when p_from = 'PENDING' and p_to = 'RUNNING' then 2 else 1 end
           and p_entry > p_before
           -- PENDING is claimable or has a cause why not; nothing else has either.
           and (p_to = 'PENDING') = (p_pending or p_cause is not null)
@@ -132,7 +171,23 @@ create function helix.is_step(
           and (p_to not in ('ASSIGNED', 'RUNNING')
                or (p_from = 'PENDING') = (p_number = p_entry)
                   and p_nonce is not null and p_epoch is not null and p_deadline is not null)
-         ) is true
+         ) is true;
+end
+$$;
+
+-- The same for the two steps that nearly all batches take, claimed with started and completed; not true for
+-- any other. PostgreSQL inlines it, and prepares every operator in it for each statement: it has half of those of
+-- `is_step`, which is called only where this is not true.
+create function helix.is_usual_step(
+  p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint,
+  p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamptz, p_number bigint,
+  p_nonce bigint, p_epoch integer, p_deadline timestamptz
+) returns boolean language sql immutable parallel safe as $$
+  select p_entry > p_before and not p_pending and p_cause is null and p_due is null
+     and (p_from = 'RUNNING' and p_to = 'COMPLETED' and p_version = p_version_before + 1
+          or p_from = 'PENDING' and p_to = 'RUNNING' and p_version = p_version_before + 2
+             and p_number = p_entry
+             and p_nonce is not null and p_epoch is not null and p_deadline is not null)
 $$;
 
 -- Writes the entry of all other steps. It reads the new rows only, because joining them with the old rows
@@ -169,10 +224,12 @@ begin
     cross join lateral (select array_agg(e.hash order by e.part) as hashes
                         from helix.entry e where e.id = n.before) p
     where n.step
-      and (helix.is_step(n.came_from, n.state, n.entry, n.before, n.pending, n.cause, n.due, n.limit_key,
-                         n.number, n.nonce, n.epoch, n.deadline)
-           or helix.refuse(n.batch, n.came_from, null, n.state, n.version))
-      and (p.hashes is not null or helix.refuse_missing_entry(n.entry));
+      and (p.hashes is not null or helix.refuse_missing_entry(n.entry) is null)
+      and (helix.is_usual_step(n.came_from, n.state, n.version_before, n.version, n.before, n.entry, n.pending,
+                               n.cause, n.due, n.number, n.nonce, n.epoch, n.deadline)
+           or helix.is_step(n.came_from, n.state, n.version_before, n.version, n.before, n.entry, n.pending,
+                            n.cause, n.due, n.limit_key, n.number, n.nonce, n.epoch, n.deadline)
+           or helix.refuse(n.batch, n.came_from, n.version_before, n.state, n.version));
   else
     insert into helix.entry (id, part, at, xid, epoch, from_state, to_state, reason, late, actor, batch,
                              queue, version, attempt, before, content, hash)
@@ -187,9 +244,11 @@ begin
                  case when count(n.content) > 0 then array_agg(n.content) end as content
           from arrived n
           where n.step
-            and (helix.is_step(n.came_from, n.state, n.entry, n.before, n.pending, n.cause, n.due,
-                               n.limit_key, n.number, n.nonce, n.epoch, n.deadline)
-                 or helix.refuse(n.batch, n.came_from, null, n.state, n.version))
+            and (helix.is_usual_step(n.came_from, n.state, n.version_before, n.version, n.before, n.entry, n.pending,
+                                     n.cause, n.due, n.number, n.nonce, n.epoch, n.deadline)
+                 or helix.is_step(n.came_from, n.state, n.version_before, n.version, n.before, n.entry, n.pending,
+                                  n.cause, n.due, n.limit_key, n.number, n.nonce, n.epoch, n.deadline)
+                 or helix.refuse(n.batch, n.came_from, n.version_before, n.state, n.version))
           group by n.entry, n.changed_at, n.epoch, n.came_from, n.state, n.reason, n.late, n.actor
           offset 0) g
     -- Not with the grouping above: that would sort all rows by all of its columns.
@@ -197,7 +256,7 @@ begin
     cross join lateral (
       select array_agg(e.hash order by e.id, e.part) as hashes, count(distinct e.id) as found
       from helix.entry e where e.id = any (d.ids)) p
-    where p.found = cardinality(d.ids) or helix.refuse_missing_entry(g.id);
+    where p.found = cardinality(d.ids) or helix.refuse_missing_entry(g.id) is null;
   end if;
   if v_ended then
     insert into helix.ended (queue, ending, at, batch)
@@ -221,7 +280,7 @@ create trigger record_step after update on helix.work
   referencing new table as arrived for each statement execute function helix.record_step();
 
 -- Refuses a step whose entry before is not in the ledger.
-create function helix.refuse_missing_entry(p_entry bigint) returns boolean
+create function helix.refuse_missing_entry(p_entry bigint) returns bytea[]
 language plpgsql as $$
 begin
   raise exception using errcode = 'QH001',

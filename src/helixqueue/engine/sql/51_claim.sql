@@ -181,6 +181,7 @@ begin
     with leased as (
       update helix.work w
       set state = v_state, pending = false, version = w.version + 1 + p_start::int,
+          version_before = w.version,
           attempt = w.attempt + 1, epoch = v_epoch, nonce = v_nonce, number = v_entry,
           deadline = v_now + make_interval(secs => coalesce(v_seconds, u.seconds)),
           lease_seconds = coalesce(v_seconds, u.seconds), entry = v_entry, before = w.entry,

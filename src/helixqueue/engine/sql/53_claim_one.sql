@@ -73,6 +73,7 @@ begin
   end if;
   update helix.work w
   set state = v_state, pending = false, version = w.version + 1 + p_start::int,
+      version_before = w.version,
       attempt = w.attempt + 1, epoch = v_epoch, nonce = v_nonce, number = v_entry, deadline = v_deadline,
       lease_seconds = v_seconds, entry = v_entry, before = w.entry, came_from = w.state,
       reason = case when p_start then 'started' else 'claimed' end::helix.reason, changed_at = v_now,

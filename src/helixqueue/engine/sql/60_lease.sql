@@ -148,7 +148,8 @@ begin
   ),
   ended as (
     update helix.work w
-    set state = e.goes_to, version = w.version + 1, reason = p_reason, late = e.overdue,
+    set state = e.goes_to, version = w.version + 1, version_before = w.version, reason = p_reason,
+        late = e.overdue,
         actor = coalesce(p_actor, w.actor), attempt = w.attempt - (p_reason = 'released')::int,
         entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now, step = true,
         content = helix.content_hash(e.failure, e.detail, null),

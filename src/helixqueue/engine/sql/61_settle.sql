@@ -20,7 +20,8 @@ begin
   select h.batch into v_done from helix.lock_leases(p_batch, p_epoch, p_nonce, p_number) h;
   with started as (
     update helix.work w
-    set state = 'RUNNING', version = w.version + 1, reason = 'started', actor = p_worker,
+    set state = 'RUNNING', version = w.version + 1, version_before = w.version, reason = 'started',
+        actor = p_worker,
         late = w.deadline < v_now, entry = v_entry, before = w.entry, came_from = w.state,
         changed_at = v_now, step = true, content = null
     where w.batch = any (v_done) and w.state = 'ASSIGNED'
@@ -192,7 +193,8 @@ declare
 begin
   with completed as (
     update helix.work w
-    set state = 'COMPLETED', version = w.version + 1, reason = 'completed', late = w.deadline < v_now,
+    set state = 'COMPLETED', version = w.version + 1, version_before = w.version, reason = 'completed',
+        late = w.deadline < v_now,
         actor = p_worker, entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now,
         step = true,
         content = case when u.result is not null then helix.content_hash(null, null, u.result) end
@@ -254,7 +256,8 @@ declare
   v_done   record;
 begin
   update helix.work w
-  set state = 'COMPLETED', version = w.version + 1, reason = 'completed', late = w.deadline < v_now,
+  set state = 'COMPLETED', version = w.version + 1, version_before = w.version, reason = 'completed',
+      late = w.deadline < v_now,
       actor = p_worker, entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now,
       step = true,
       content = case when p_result is not null then helix.content_hash(null, null, p_result) end

@@ -91,7 +91,8 @@ begin
   v_entry := helix.next_entry();
   with cancelled as (
     update helix.work w
-    set state = 'CANCELLED', version = w.version + 1, reason = p_reason, late = false, actor = p_actor,
+    set state = 'CANCELLED', version = w.version + 1, version_before = w.version, reason = p_reason,
+        late = false, actor = p_actor,
         entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now, step = true,
         pending = false, cause = null, due = null,
         content = helix.content_hash(null, t.detail, null)
@@ -124,7 +125,8 @@ begin
     and e.batch = w.batch;
   with again as (
     update helix.work w
-    set state = 'PENDING', version = w.version + 1, reason = 'retried', late = false, actor = p_actor,
+    set state = 'PENDING', version = w.version + 1, version_before = w.version, reason = 'retried',
+        late = false, actor = p_actor,
         entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now, step = true,
         attempt = 0, turn = t.turn, pending = not t.paused,
         cause = case when t.paused then 'paused' end::helix.cause,

@@ -36,11 +36,11 @@ set work_mem = '128MB' set enable_nestloop = off set enable_memoize = off set ji
   ),
   -- The state of each batch, or its state when it was retired.
   head as (
-    select w.batch, false as retired, w.queue, w.entry, w.before, w.version, w.state, w.attempt,
+    select w.batch, false as retired, w.queue, w.entry, w.before, w.version, w.version_before, w.state, w.attempt,
            w.changed_at, w.came_from, w.reason, w.late, w.actor, w.content, w.epoch
     from helix.work w
     union all
-    select b.id, true, b.queue, b.entry, null, b.version, b.state, b.attempt, b.ended_at, null, null, null,
+    select b.id, true, b.queue, b.entry, null, b.version, null, b.state, b.attempt, b.ended_at, null, null, null,
            null, null, null
     from helix.batch b where b.retired_at is not null
   ),
@@ -56,6 +56,9 @@ set work_mem = '128MB' set enable_nestloop = off set enable_memoize = off set ji
            h.batch is null as nowhere,
            coalesce(w.newest, true) and not h.retired as last_of_work,
            h.entry is distinct from w.id or h.before is distinct from w.before
+             -- Where the versions differ, version_not_last_step reports it.
+             or h.version = w.version and h.version_before is distinct from nullif(h.version
+               - case when w.from_state = 'PENDING' and w.to_state = 'RUNNING' then 2 else 1 end, 0)
              or h.came_from is distinct from w.from_state or h.changed_at is distinct from w.at
              or h.reason is distinct from w.reason or h.late is distinct from w.late
              or h.actor is distinct from w.actor or h.epoch is distinct from w.epoch

@@ -94,8 +94,8 @@ grant select on helix.queue_settings to helix_reader;
 -- The id of a claim and its worker's name are enough to get its tokens.
 grant select (number, due, at) on helix.request to helix_reader, helix_operator;
 grant select (batch, turn, entry, before, number, deadline, due, expires_at, changed_at, queue, lane,
-              version, epoch, lease_seconds, state, came_from, reason, cause, attempt, pending, step, late,
-              actor, limit_key, content)
+              version, version_before, epoch, lease_seconds, state, came_from, reason, cause, attempt, pending,
+              step, late, actor, limit_key, content)
   on helix.work to helix_reader, helix_operator;
 grant select (key, tenant, name, identity, life, state, version, attempt, fingerprint, secret, request,
               epoch, number, actor, reason, detail, lease_seconds, quiet_seconds, deadline, first_at,
