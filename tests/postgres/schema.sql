@@ -1041,6 +1041,20 @@ $$;
 
 ALTER FUNCTION helix.archive(p_limit integer) OWNER TO helix_engine;
 
+-- Name: are_single(text[], text[], smallint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.are_single(p_raw text[], p_revision text[], p_priority smallint[]) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE
+    AS $$
+begin
+  return (p_raw is null or cardinality(p_raw) = 1 and p_raw[1] is not null)
+     and (p_revision is null or cardinality(p_revision) = 1 and p_revision[1] is not null)
+     and (p_priority is null or cardinality(p_priority) = 1 and p_priority[1] is not null);
+end
+$$;
+
+ALTER FUNCTION helix.are_single(p_raw text[], p_revision text[], p_priority smallint[]) OWNER TO helix_engine;
+
 -- Name: batch; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.batch (
@@ -3024,8 +3038,10 @@ CREATE FUNCTION helix.enter_for(p_tenant text) RETURNS text[]
     LANGUAGE plpgsql
     AS $$
 declare
-  v_tenants text[] := helix.enter();
+  v_tenants text[] := helix.session_tenants();
+  v_scope   text;
 begin
+  v_scope := set_config('helix.scope', coalesce(array_to_string(v_tenants, ','), '*'), true);
   if p_tenant <> all (v_tenants) then
     raise exception using errcode = 'insufficient_privilege',
       message = format('role %s may not act for tenant %L', session_user, p_tenant),
@@ -9977,7 +9993,7 @@ CREATE FUNCTION helix.session_tenants() RETURNS text[]
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 declare
-  v_named text := nullif(current_setting('helix.tenant', true), '');
+  v_named text;
   -- Tenants that the role is bound to; after a `=`, which no name contains, those of which it must name one
   -- in the setting. One array without an aggregate: every call determines its tenants.
   v_bound text[];
@@ -9990,6 +10006,7 @@ begin
   if '*' = any (v_bound) then
     return null;
   end if;
+  v_named := nullif(current_setting('helix.tenant', true), '');
   if v_named is null then
     if strpos(array_to_string(v_bound, ','), '=') = 0 then
       return v_bound;
@@ -10681,22 +10698,29 @@ CREATE FUNCTION helix.submit_one(p_tenant text, p_queue text, p_actor text, p_pr
     SET jit TO 'off'
     AS $$
 declare
-  v_to    record;
-  v_key   bytea;
-  v_print bytea;
-  v_batch bigint;
-  v_entry bigint;
-  v_now   timestamptz := clock_timestamp();
+  v_queue   integer;
+  v_class   integer;
+  v_lane    integer;
+  v_turn    bigint;
+  v_secret  smallint;
+  v_inner   bytea;       -- the pads of the secret
+  v_outer   bytea;
+  v_awaited boolean;     -- a worker waits for this queue
+  v_epoch   integer;
+  v_key     bytea;
+  v_print   bytea;
+  v_batch   bigint;
+  v_now     timestamptz := clock_timestamp();
 begin
   -- The queue, the lane of its plain work and the queue's last turn in it, the secret, and whether a
   -- worker waits.
-  select q.id as queue, q.class, l.id as lane,
+  select q.id, q.class, l.id,
          greatest(l.served, (select w.turn from helix.work w
                              where w.pending and w.queue = q.id and w.lane = l.id and w.turn > l.served
-                             order by w.turn desc, w.batch desc limit 1)) as turn,
-         s.id as secret, s.inner_pad, s.outer_pad,
-         exists (select from helix.waiter w where w.queue = p_queue and w.until > v_now) as awaited
-  into v_to
+                             order by w.turn desc, w.batch desc limit 1)),
+         s.id, s.inner_pad, s.outer_pad,
+         exists (select from helix.waiter w where w.queue = p_queue and w.until > v_now)
+  into v_queue, v_class, v_lane, v_turn, v_secret, v_inner, v_outer, v_awaited
   from helix.queue q
   join helix.lane l on l.queue = q.name and l.class = q.class and l.priority = p_priority and not l.idle
   cross join lateral (select * from helix.secret order by id desc limit 1) s
@@ -10706,12 +10730,12 @@ begin
     return null;
   end if;
   v_key := helix.derive_key(p_tenant, p_queue, p_identity, p_revision);
-  v_print := sha256(v_to.outer_pad || sha256(v_to.inner_pad || convert_to(p_payload, 'UTF8')));
-  v_entry := helix.next_entry();
+  v_print := sha256(v_outer || sha256(v_inner || convert_to(p_payload, 'UTF8')));
+  v_epoch := helix.current_epoch();  -- compares the timeline before an id is drawn
   -- The race for the key.
   insert into helix.batch as b (id, created_at, queue, class, secret, priority, key, fingerprint, actor,
                                 revision, identity, raw, payload)
-  values (nextval('helix.batch_id'), v_now, v_to.queue, v_to.class, v_to.secret, p_priority, v_key,
+  values (nextval('helix.batch_id'), v_now, v_queue, v_class, v_secret, p_priority, v_key,
           v_print, p_actor, p_revision, p_identity, nullif(p_raw, p_identity), p_payload::json)
   on conflict do nothing
   returning b.id into v_batch;
@@ -10720,9 +10744,9 @@ begin
   end if;
   insert into helix.work (batch, turn, entry, changed_at, queue, lane, bytes, version, state, reason,
                           attempt, pending, step, actor)
-  values (v_batch, v_to.turn + 1, v_entry, v_now, v_to.queue, v_to.lane, octet_length(p_payload), 1,
+  values (v_batch, v_turn + 1, nextval('helix.entry_id'), v_now, v_queue, v_lane, octet_length(p_payload), 1,
           'PENDING', 'submitted', 0, true, true, p_actor);
-  if v_to.awaited then
+  if v_awaited then
     perform helix.wake(p_tenant, p_queue);
   end if;
   return (1, 'new', v_key, v_print, 'PENDING', null, null, null)::helix.submitted;
@@ -10742,23 +10766,22 @@ declare
   v_tenants text[] := helix.enter_for(p_tenant);
   v_actor   text := helix.actor_of(p_actor);
   v_one     helix.submitted;
-  v_fenced  boolean := nullif(current_setting('helix.fence', true), '') is not null;
+  v_fenced  boolean := current_setting('helix.fence', true) <> '';
   v_many    helix.submitted[];
 begin
   -- One element that is the first is an array of the right shape.
   if cardinality(p_payload) = 1 and p_payload[1] is not null
      and cardinality(p_identity) = 1 and p_identity[1] is not null
      and p_requires is null and p_run_at is null and p_expires_at is null and p_limit_key is null
-     and (p_raw is null or cardinality(p_raw) = 1 and p_raw[1] is not null)
-     and (p_revision is null or cardinality(p_revision) = 1 and p_revision[1] is not null)
-     and (p_priority is null or cardinality(p_priority) = 1 and p_priority[1] is not null)
+     and (p_raw is null and p_revision is null and p_priority is null
+          or helix.are_single(p_raw, p_revision, p_priority))
   then
     v_one := helix.submit_one(p_tenant, p_queue, v_actor, p_profile, p_identity[1], p_payload[1],
                               p_raw[1], coalesce(p_revision[1], ''),
                               coalesce(p_priority[1], 5::smallint));
     if v_one.place is not null then
-      if p_raw[1] <> p_identity[1] then
-        perform helix.count_respelled(p_tenant, p_queue, 1);
+      if p_raw is not null then
+        perform helix.count_respelled(p_tenant, p_queue, 1) where p_raw[1] <> p_identity[1];
       end if;
       if v_fenced then
         perform helix.link_submitted(array[v_one]);
@@ -13318,6 +13341,10 @@ GRANT ALL ON FUNCTION helix.append_v1(p_tenant text, p_ledger text, p_actor text
 -- Name: FUNCTION archive(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.archive(p_limit integer) FROM PUBLIC;
+
+-- Name: FUNCTION are_single(p_raw text[], p_revision text[], p_priority smallint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.are_single(p_raw text[], p_revision text[], p_priority smallint[]) FROM PUBLIC;
 
 -- Name: TABLE batch; Type: ACL; Schema: helix; Owner: helix_owner
 

@@ -17,6 +17,17 @@ create type helix.submitted as (
   differs     text[]     -- duplicate: options that differ from the first submission, which wins
 );
 
+-- Whether each of these is null or has one element that is not null. Not inlined: PostgreSQL prepares every operator
+-- of an expression in each transaction, and most submissions have none of these options.
+create function helix.are_single(p_raw text[], p_revision text[], p_priority smallint[]) returns boolean
+language plpgsql immutable as $$
+begin
+  return (p_raw is null or cardinality(p_raw) = 1 and p_raw[1] is not null)
+     and (p_revision is null or cardinality(p_revision) = 1 and p_revision[1] is not null)
+     and (p_priority is null or cardinality(p_priority) = 1 and p_priority[1] is not null);
+end
+$$;
+
 -- Submits by the short path for one plain submission, else by the general one.
 create function helix.submit_v1(
   p_tenant text, p_queue text, p_actor text, p_profile text,
@@ -31,23 +42,22 @@ declare
   v_tenants text[] := helix.enter_for(p_tenant);
   v_actor   text := helix.actor_of(p_actor);
   v_one     helix.submitted;
-  v_fenced  boolean := nullif(current_setting('helix.fence', true), '') is not null;
+  v_fenced  boolean := current_setting('helix.fence', true) <> '';
   v_many    helix.submitted[];
 begin
   -- One element that is the first is an array of the right shape.
   if cardinality(p_payload) = 1 and p_payload[1] is not null
      and cardinality(p_identity) = 1 and p_identity[1] is not null
      and p_requires is null and p_run_at is null and p_expires_at is null and p_limit_key is null
-     and (p_raw is null or cardinality(p_raw) = 1 and p_raw[1] is not null)
-     and (p_revision is null or cardinality(p_revision) = 1 and p_revision[1] is not null)
-     and (p_priority is null or cardinality(p_priority) = 1 and p_priority[1] is not null)
+     and (p_raw is null and p_revision is null and p_priority is null
+          or helix.are_single(p_raw, p_revision, p_priority))
   then
     v_one := helix.submit_one(p_tenant, p_queue, v_actor, p_profile, p_identity[1], p_payload[1],
                               p_raw[1], coalesce(p_revision[1], ''),
                               coalesce(p_priority[1], 5::smallint));
     if v_one.place is not null then
-      if p_raw[1] <> p_identity[1] then
-        perform helix.count_respelled(p_tenant, p_queue, 1);
+      if p_raw is not null then
+        perform helix.count_respelled(p_tenant, p_queue, 1) where p_raw[1] <> p_identity[1];
       end if;
       if v_fenced then
         perform helix.link_submitted(array[v_one]);
@@ -87,22 +97,29 @@ language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off
 set enable_hashjoin = off set enable_sort = off set jit = off as $$
 declare
-  v_to    record;
-  v_key   bytea;
-  v_print bytea;
-  v_batch bigint;
-  v_entry bigint;
-  v_now   timestamptz := clock_timestamp();
+  v_queue   integer;
+  v_class   integer;
+  v_lane    integer;
+  v_turn    bigint;
+  v_secret  smallint;
+  v_inner   bytea;       -- the pads of the secret
+  v_outer   bytea;
+  v_awaited boolean;     -- a worker waits for this queue
+  v_epoch   integer;
+  v_key     bytea;
+  v_print   bytea;
+  v_batch   bigint;
+  v_now     timestamptz := clock_timestamp();
 begin
   -- The queue, the lane of its plain work and the queue's last turn in it, the secret, and whether a
   -- worker waits.
-  select q.id as queue, q.class, l.id as lane,
+  select q.id, q.class, l.id,
          greatest(l.served, (select w.turn from helix.work w
                              where w.pending and w.queue = q.id and w.lane = l.id and w.turn > l.served
-                             order by w.turn desc, w.batch desc limit 1)) as turn,
-         s.id as secret, s.inner_pad, s.outer_pad,
-         exists (select from helix.waiter w where w.queue = p_queue and w.until > v_now) as awaited
-  into v_to
+                             order by w.turn desc, w.batch desc limit 1)),
+         s.id, s.inner_pad, s.outer_pad,
+         exists (select from helix.waiter w where w.queue = p_queue and w.until > v_now)
+  into v_queue, v_class, v_lane, v_turn, v_secret, v_inner, v_outer, v_awaited
   from helix.queue q
   join helix.lane l on l.queue = q.name and l.class = q.class and l.priority = p_priority and not l.idle
   cross join lateral (select * from helix.secret order by id desc limit 1) s
@@ -112,12 +129,12 @@ begin
     return null;
   end if;
   v_key := helix.derive_key(p_tenant, p_queue, p_identity, p_revision);
-  v_print := sha256(v_to.outer_pad || sha256(v_to.inner_pad || convert_to(p_payload, 'UTF8')));
-  v_entry := helix.next_entry();
+  v_print := sha256(v_outer || sha256(v_inner || convert_to(p_payload, 'UTF8')));
+  v_epoch := helix.current_epoch();  -- compares the timeline before an id is drawn
   -- The race for the key.
   insert into helix.batch as b (id, created_at, queue, class, secret, priority, key, fingerprint, actor,
                                 revision, identity, raw, payload)
-  values (nextval('helix.batch_id'), v_now, v_to.queue, v_to.class, v_to.secret, p_priority, v_key,
+  values (nextval('helix.batch_id'), v_now, v_queue, v_class, v_secret, p_priority, v_key,
           v_print, p_actor, p_revision, p_identity, nullif(p_raw, p_identity), p_payload::json)
   on conflict do nothing
   returning b.id into v_batch;
@@ -126,9 +143,9 @@ begin
   end if;
   insert into helix.work (batch, turn, entry, changed_at, queue, lane, bytes, version, state, reason,
                           attempt, pending, step, actor)
-  values (v_batch, v_to.turn + 1, v_entry, v_now, v_to.queue, v_to.lane, octet_length(p_payload), 1,
+  values (v_batch, v_turn + 1, nextval('helix.entry_id'), v_now, v_queue, v_lane, octet_length(p_payload), 1,
           'PENDING', 'submitted', 0, true, true, p_actor);
-  if v_to.awaited then
+  if v_awaited then
     perform helix.wake(p_tenant, p_queue);
   end if;
   return (1, 'new', v_key, v_print, 'PENDING', null, null, null)::helix.submitted;
