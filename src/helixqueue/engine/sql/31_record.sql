@@ -105,7 +105,7 @@ declare
   v_xid bigint := pg_current_xact_id()::text::bigint;
 begin
   if not exists (select from arrived offset 1) then
-    -- The same as below, without grouping: 3 % fewer instructions in a submission of one batch.
+    -- The same as below, without grouping, which one batch does not need.
     insert into helix.entry (id, part, at, xid, to_state, reason, late, actor, batch, queue, version,
                              attempt, hash)
     select n.entry, 1, n.changed_at, v_xid, 'PENDING', 'submitted', false, n.actor, array[n.batch],
