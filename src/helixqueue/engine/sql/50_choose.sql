@@ -73,9 +73,12 @@ begin
             from helix.fitting_lanes(p_queues, p_free, p_empty) l
             order by l.priority + random() offset 0) f
       where f.turn >= 0
-         or exists (select from helix.work w
-                    where w.pending and w.lane = f.id and (w.turn, w.batch) > (f.turn, f.batch)
-                      and w.batch <> all (p_seen))
+         -- In the order of work_claim, which EXISTS would ignore: for a lane without work, PostgreSQL 18 may
+         -- else look through the other index once per queue.
+         or (select true from helix.work w
+             where w.pending and w.lane = f.id and (w.turn, w.batch) > (f.turn, f.batch)
+               and w.batch <> all (p_seen)
+             order by w.turn, w.batch limit 1)
       limit p_most;
   else
     return query
