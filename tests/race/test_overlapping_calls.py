@@ -41,7 +41,7 @@ MIXERS, KEEPERS = 6, 2
 BEAT_S = 0.05
 BUSY_IN_A_ROW = SECONDS / BEAT_S / 2
 RUNS_MAX = 6
-# What some call must have been answered.
+# Answers that occur only where calls met on the same leases, and the usual ones.
 MEETINGS = {
     *("settle ok", "settle refused", "settle repeat", "renew ok", "renew refused", "start ok"),
     *("start repeat", "release ok", "cancel ok", "cancel illegal", "retry ok", "keep ok"),
@@ -283,8 +283,8 @@ def test_overlapping_calls_do_not_deadlock_and_renewals_do_not_starve(database, 
         connection.execute(BOARD)
     with open_store(dsn) as db:
         open_queue(db, "a", "b", lease_seconds=0.5, max_attempts=1000, key_limit=2)
-    # A deadlock would surface as Retryable, in the process and so here. A run in which some call
-    # was hardly made, or nobody met anybody, proves nothing: then it goes on.
+    # A deadlock would surface as Retryable, in the process and so here. A run proves something only
+    # if each call was made often and met the calls of others; until then it is repeated.
     reports: list[Report] = []
     for first in range(0, RUNS_MAX * (MIXERS + KEEPERS), MIXERS + KEEPERS):
         numbers = range(first, first + MIXERS + KEEPERS)
