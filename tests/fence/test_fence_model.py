@@ -290,6 +290,7 @@ class Lives(RuleBasedStateMachine):
         if what == "tombstone" and fence.state not in {"SEALED", "RELEASED"}:
             return
         expire(self.database, row.key, **{what: True})
+        expire.restate(self.database, row.key)
         if what in {"deadline", "quiet"}:
             fence.lapsed = True
             fence.quiet_over = fence.quiet_over or what == "quiet"

@@ -27,6 +27,16 @@ $$;
 alter function helix.test_pass_fence_time owner to helix_engine;
 """
 
+# The content of the last event covers the moved times, and nothing but the engine may write it.
+_RESTATE = """
+alter table helix.fence_event disable trigger a_guard;
+update helix.fence_event e
+set content = helix.fence_content(f.key, f.tenant, f.name, f.identity, f.fingerprint, f.secret, f.effect, f.form,
+                                  f.digest, f.omitted, f.first_at, f.sealed_at, f.answer_until, f.until)
+from helix.fence f where f.life = e.life and f.version = e.version and f.key = decode('{key}', 'hex');
+alter table helix.fence_event enable always trigger a_guard;
+"""
+
 
 class _TimePasses:
     def install(self, database: Database) -> None:
@@ -47,6 +57,11 @@ class _TimePasses:
             "select helix.test_pass_fence_time(%s, %s, %s, %s, %s)",
             *(key, deadline, quiet, answer, tombstone),
         )
+
+    def restate(self, database: Database, key: bytes) -> None:
+        """Record the moved times in the last event, so that `check` finds no edited fence."""
+        with database.connect("helix_bootstrap") as connection:
+            connection.execute(_RESTATE.format(key=key.hex()).encode())
 
 
 expire = _TimePasses()
