@@ -11,6 +11,8 @@ HelixError
     NotPermitted             this role may not touch that tenant, queue or function
     NotInTransaction         `within=` needs an open transaction
     QueueClosed              the queue takes no new work now
+    NotFound                 the tenant has no such thing: NoSuchQueue, NoSuchLetter
+    QueueNotEmpty            the queue has or had batches
     NoResult                 the batch ended without one, or it is gone (.state, .failure)
     ResultGone               it took effect, but its answer is not kept (.receipt)
   InProgress                 the same work is still under way (.retry_after)
@@ -114,6 +116,22 @@ class NotInTransaction(Refused):
 
 class QueueClosed(Refused):
     """The queue takes no new work now."""
+
+
+class NotFound(Refused):
+    """The tenant has no such thing."""
+
+
+class NoSuchQueue(NotFound):
+    """The tenant has no queue of that name."""
+
+
+class NoSuchLetter(NotFound):
+    """The tenant has no dead letter of that number."""
+
+
+class QueueNotEmpty(Refused):
+    """The queue has or had batches, so it cannot be deleted."""
 
 
 class NoResult(Refused):

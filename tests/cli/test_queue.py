@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from helixqueue.cli import shapes
 from helixqueue.cli.exits import Exit
+from helixqueue.cli.queue import COUNTS
 
 
 def test_queue_can_be_created_changed_and_shown(helixq):
@@ -19,7 +19,7 @@ def test_queue_can_be_created_changed_and_shown(helixq):
         "queue", "set", name, "--reason", "x", "--max-attempts", "2", "--requires", '{"gpus": 1}'
     )
     assert result.out == f"queue {name} of tenant a: max_attempts 2, requires {{'gpus': 1}}\n"
-    [shown] = helixq("queue", "show", name, "--json").json["queues"]
+    shown = helixq("queue", "show", name, "--json").json
     assert (shown["lease_seconds"], shown["max_attempts"]) == (30, 2)
     assert shown["requires"] == {"gpus": 1}
     lines = helixq("queue", "show", name).lines
@@ -32,10 +32,10 @@ def test_queue_show_and_list_count_batches_by_state(helixq, lab):
     lab.submit_many(4)
     lab.complete(*lab.claim())
     lab.claim()
-    [shown] = helixq("queue", "show", lab.q, "--json").json["queues"]
+    shown = helixq("queue", "show", lab.q, "--json").json
     numbers = {name: count["number"] for name, count in shown["counts"].items()}
     assert list(numbers.values()) == [2, 0, 0, 1, 1, 0, 0]
-    assert list(numbers) == list(shapes.COUNTS)
+    assert list(numbers) == list(COUNTS)
     assert not any(count["more"] for count in shown["counts"].values())
     [line] = [line for line in helixq("queue", "list").lines if line[1] == lab.q]
     assert line == ["a", lab.q, "open", "2", "0", "0", "1", "1", "0", "0"]
@@ -64,12 +64,12 @@ def test_closed_queue_refuses_submissions(helixq, lab):
 
 def test_missing_queue_is_reported(helixq):
     assert helixq("queue", "show", "nowhere").code == Exit.NO
-    assert helixq("queue", "show", "nowhere", "--json").json == {"queues": []}
+    assert helixq("queue", "show", "nowhere", "--json").json["error"]["kind"] == "NoSuchQueue"
     for verb in ("pause", "resume"):
         done = helixq("queue", verb, "nowhere", "--reason", "x")
         assert done.code == Exit.NO
         assert "no queue nowhere" in done.err
-    listed = helixq("queue", "list", "--json").json["queues"]
+    listed = helixq("queue", "list", "--json").json["rows"]
     assert "nowhere" not in {queue["name"] for queue in listed}
 
 

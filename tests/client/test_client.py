@@ -55,7 +55,7 @@ class Align(TypedDict):
 
 
 def stored(helix, name):
-    return helix._do(helix._operations.ask(helix._operations.calls.queue(tenant="a", queue=name)))
+    return helix._do(helix._operations.find_queue(name))
 
 
 def settings_written(database, name):

@@ -29,6 +29,7 @@ from helixqueue import (
     errors,
 )
 from helixqueue.client.backend import backend_of
+from helixqueue.errors import NoSuchQueue
 from helixqueue.fence.http.problem import PROBLEMS as FENCE_PROBLEMS
 from helixqueue.fence.http.problem import FenceProblem
 from helixqueue.fence.policy import Policy, Route
@@ -282,6 +283,7 @@ def with_hidden_numbers(detail, lab):
 
 def test_http_reads_equal_the_reads_of_the_database(site, lab, name):
     from helixqueue.engine import reads as direct  # noqa: PLC0415
+    from helixqueue.operations import queues  # noqa: PLC0415
     from helixqueue.transport.http import reads  # noqa: PLC0415
 
     [row] = lab.submit(("a", "b"), payload={"n": 1}, revision="2")
@@ -291,14 +293,16 @@ def test_http_reads_equal_the_reads_of_the_database(site, lab, name):
         stored = lab.run(direct.batch_detail(row.receipt.batch_id, payload=True))
         # A service hides the numbers that all tenants share; everything else is equal.
         assert answer == with_hidden_numbers(stored, lab) != stored
-        assert backend_of(helix).run(reads.queues(queue=name)) == lab.run(
-            direct.queues(tenant="a", queue=name)
-        )
-        assert backend_of(helix).run(reads.queues(queue="nowhere")).rows == ()
-        own = {"bound": 10, "after": f"a/{name[:-1]}", "limit": 1}
-        assert backend_of(helix).run(reads.queues(**own)) == lab.run(
-            direct.queues(tenant="a", **own)
-        )
+        do, operations = helix._do, helix._operations
+        lab.queue(f"{name}-more")
+        [shown] = lab.run(direct.queues(tenant="a", queue=name)).rows
+        assert do(queues.show_queue(operations, name)) == shown
+        with pytest.raises(NoSuchQueue):
+            do(queues.show_queue(operations, "nowhere"))
+        first = do(queues.list_queues(operations, count_to=10, limit=1))
+        assert first.rows == lab.run(direct.queues(tenant="a", bound=10, limit=1)).rows
+        second = do(queues.list_queues(operations, count_to=10, limit=1, after=first.next))
+        assert second.rows == lab.run(direct.queues(tenant="a", bound=10, limit=2)).rows[1:]
         [mine] = helix.batches(queue=name)
         assert mine == lab.run(direct.batches(tenant="a", queue=name)).rows[0]
         assert helix.history(row.receipt) == list(answer.events)

@@ -176,7 +176,10 @@ def test_counting_stops_at_its_bound(lab, plans):
         few = rows_read(fresh, reads.queues(tenant="a", queue="deep", bound=10))
         assert few <= ROWS_READ_MAX
         [sight] = fresh.run(reads.queues(tenant="a", queue="deep", bound=10)).rows
-        assert (str(sight.ready), sight.running.number) == ("10+", 7)  # of 9, two are of b
+        assert (str(sight.counts.ready), sight.counts.running.number) == (
+            "10+",
+            7,
+        )  # of 9, two are of b
         assert rows_read(fresh, reads.queues(tenant="b", queue="deep", bound=EACH)) <= ROWS_READ_MAX
 
 

@@ -161,7 +161,9 @@ def test_sync_and_async_give_the_same_answers_to_every_call(database):
     known = {
         name: first.sql for name, first in statements("helixqueue.engine", "calls.sql").items()
     }
-    untold = {name for name, sql in known.items() if sql not in answer}
+    # The statement of `set_queue` names only the settings that change.
+    known["set_queue"] = known["set_queue"].partition("/* settings */")[0]
+    untold = {name for name, sql in known.items() if not any(t.startswith(sql) for t in answer)}
     assert untold == {"recover", "rotate_secret"}
     # `submit` has two statements: rows with sources go to the second one.
     assert BUILDERS.keys() | {"submit_from"} == known.keys()

@@ -230,10 +230,10 @@ def test_queues_count_no_further_than_their_bound(lab):
     in_every_state(lab)
     [sight] = lab.run(reads.queues(queue=lab.q, bound=4)).rows
     found = ["ready", "waiting", "assigned", "running", "completed", "failed", "cancelled"]
-    assert [str(getattr(sight, item)) for item in found] == ["4+", "3", "1", "2", "4+", "4", "3"]
+    assert [str(getattr(sight.counts, item)) for item in found] == ["4+", "3", "1", "2", "4+", "4", "3"]
     [sight] = lab.run(reads.queues(queue=lab.q)).rows
-    assert [getattr(sight, item).number for item in found] == [7, 3, 1, 2, 5, 4, 3]
-    assert sight.settings.max_attempts == 1
+    assert [getattr(sight.counts, item).number for item in found] == [7, 3, 1, 2, 5, 4, 3]
+    assert sight.max_attempts == 1
 
 
 def test_truncated_count_of_leases_is_marked(lab):
@@ -243,9 +243,9 @@ def test_truncated_count_of_leases_is_marked(lab):
         lab.complete(lease)
     lab.claim(1)
     [sight] = lab.run(reads.queues(queue=lab.q, bound=4)).rows
-    assert (str(sight.running), str(sight.assigned)) == ("1+", "0+")
+    assert (str(sight.counts.running), str(sight.counts.assigned)) == ("1+", "0+")
     [sight] = lab.run(reads.queues(queue=lab.q)).rows
-    assert (str(sight.running), str(sight.assigned)) == ("1", "0")
+    assert (str(sight.counts.running), str(sight.counts.assigned)) == ("1", "0")
 
 
 @pytest.mark.parametrize("tenant", ["c", None])
@@ -255,7 +255,7 @@ def test_pages_of_queues_lead_to_all_of_them(lab, tenant):
     found, after = [], None
     while True:
         page = lab.run(reads.queues(tenant=tenant, after=after, limit=2))
-        found += [(row.settings.tenant, row.settings.name) for row in page.rows]
+        found += [(row.tenant, row.name) for row in page.rows]
         after = page.next
         if after is None:
             break
@@ -277,7 +277,11 @@ def test_parked_and_limited_work_is_waiting(lab):
     lab.queue(paused=True)
     lab.submit("parked")
     [sight] = lab.run(reads.queues(queue=lab.q)).rows
-    assert (str(sight.ready), str(sight.waiting), str(sight.running)) == ("0", "3", "1")
+    assert (str(sight.counts.ready), str(sight.counts.waiting), str(sight.counts.running)) == (
+        "0",
+        "3",
+        "1",
+    )
 
 
 def test_workers_are_listed_with_their_leases(lab):

@@ -76,7 +76,7 @@ def test_repeated_deletion_with_one_key_returns_the_first_response(site, lab):
         path = f"/v1/queues/{name}/delete"
         key = {"Idempotency-Key": f'"{uuid.uuid4()}"'}
         first, again = (operator.post(path, json=reason, headers=key) for _ in range(2))
-        assert first.json() == again.json() == {"queue": name, "answer": "deleted"}
+        assert first.json() == again.json() == {"tenant": "a", "queue": name}
         assert problem_kind(operator.post(path, json=reason)) == "no-such-queue"
         lab.submit("s")
         kept = operator.post(f"/v1/queues/{lab.q}/delete", json=reason)
@@ -104,7 +104,7 @@ def test_queue_is_created_changed_paused_and_resumed_with_a_reason(site, lab):
         assert resumed.json()["paused"] is False
         shown = operator.get(f"/v1/queues/{name}").json()
         assert shown["counts"]["ready"] == {"number": 0, "more": False}
-        assert name in {item["name"] for item in operator.get("/v1/queues").json()["queues"]}
+        assert name in {item["name"] for item in operator.get("/v1/queues").json()["rows"]}
     kept = lab.rows(
         "select actor, detail::json ->> 'reason' from helix.decision "
         "where queue = %s and tenant = 'a' order by id",
@@ -140,7 +140,7 @@ def test_queue_pages_return_every_queue(http, lab):
     result, request = [], {"limit": 2, "count_to": 10}
     while True:
         page = http.get("/v1/queues", params=request).json()
-        result += [item["name"] for item in page["queues"]]
+        result += [item["name"] for item in page["rows"]]
         if page["next"] is None:
             break
         request["after"] = page["next"]
@@ -157,7 +157,7 @@ def test_page_of_many_queues_counts_less_far(http, lab):
 
     def ready(limit):
         page = http.get("/v1/queues", params={"limit": limit, "count_to": 10_000}).json()
-        (result,) = [item for item in page["queues"] if item["name"] == first]
+        (result,) = [item for item in page["rows"] if item["name"] == first]
         return result["counts"]["ready"]
 
     assert ready(50) == {"number": 1_001, "more": False}

@@ -322,6 +322,6 @@ def test_page_of_queues_with_large_schemas_does_not_stall_the_service(stalls, op
         queue(operator, f"schema{number}", payload_schema=schema, result_schema=schema)
     assert_no_stall(stalls)
     page = operator.get("/v1/queues?limit=500").json()
-    assert {item["payload_schema"] is None for item in page["queues"]} == {True}
+    assert {item["payload_schema"] is None for item in page["rows"]} == {True}
     assert operator.get("/v1/queues/schema0").json()["payload_schema"] == schema
     assert_no_stall(stalls)

@@ -18,14 +18,14 @@ def test_client_of_the_service_lists_redrives_and_discards_letters(http, lab):
     with HelixClient(str(http.base_url), token) as helix:
         listed = [row.letter for row in helix.letters(queue=lab.q)]
         assert listed == [second, first]
-        detail = helix.letter(first, body=True)
-        assert (detail.row.reason, detail.row.source) == ("refused", "1-1")
-        assert b"letter-1-1" in detail.body
+        detail = helix.letter(first)
+        assert (detail.reason, detail.source) == ("refused", "1-1")
+        assert "letter-1-1" in detail.fields["identity"]
         redriven = helix.redrive(first, reason="opened")
         assert redriven.decision == "new"
         assert helix.discard([second], reason="test data") == {second: "ok"}
         assert list(helix.letters(queue=lab.q)) == []
-        assert helix.letter(first).row.batch_id == redriven.receipt.batch_id
+        assert helix.letter(first).batch_id == redriven.receipt.batch_id
         with pytest.raises(Refused, match="redriven"):
             helix.redrive(first, reason="again")
     shown = http.get(f"/v1/batches/{redriven.receipt.batch_id}").json()

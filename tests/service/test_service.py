@@ -250,7 +250,7 @@ def test_tenants_are_isolated_behind_a_pooler(server, database, tmp_path_factory
                 for tenant, http in clients.items():
                     response = http.put(f"/v1/queues/only-{tenant}", json={"reason": "x"})
                     assert response.status_code == 200
-                    names = {item["name"] for item in http.get("/v1/queues").json()["queues"]}
+                    names = {item["name"] for item in http.get("/v1/queues").json()["rows"]}
                     assert f"only-{tenant}" in names
                     assert not names & {f"only-{other}" for other in {"a", "b"} - {tenant}}
             for http in clients.values():

@@ -91,7 +91,7 @@ def test_token_acts_for_its_tenant_on_every_connection(database, lab):
         calls.set_queue(tenant="b", queue="theirs", paused=True),
         reads.queues(tenant="b"),
     )
-    assert {sight.settings.tenant for sight in mine.rows} == {"a"}
+    assert {sight.tenant for sight in mine.rows} == {"a"}
     assert isinstance(named, NotPermitted)
     assert again.rows == ()
 

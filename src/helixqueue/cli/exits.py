@@ -8,6 +8,8 @@ from helixqueue.errors import (
     HelixError,
     InDoubt,
     InProgress,
+    NotFound,
+    QueueNotEmpty,
     Refused,
     Retryable,
     SchemaMismatch,
@@ -39,6 +41,8 @@ class NoSuchBatch(Refused):
 # The first match decides; the root class comes last.
 _BY_ERROR: tuple[tuple[type[HelixError], Exit], ...] = (
     (NoSuchBatch, Exit.NO),
+    (NotFound, Exit.NO),
+    (QueueNotEmpty, Exit.NO),
     (AlreadyUp, Exit.RUNNING),
     (Unavailable, Exit.UNAVAILABLE),
     (SchemaMismatch, Exit.SCHEMA),

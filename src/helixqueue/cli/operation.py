@@ -19,9 +19,16 @@ T = TypeVar("T")
 
 
 def run(
-    target: Target, tenant: str | None, actor: str | None, operation: Callable[..., Steps[T]]
+    target: Target,
+    tenant: str | None,
+    actor: str | None,
+    operation: Callable[[Operations], Steps[T]],
+    *,
+    every_tenant: bool = False,
 ) -> T:
-    name = connection.tenant_to_change(target, tenant) or None
+    """Run it for the tenant; with `every_tenant` and none named, for all that the login sees."""
+    choose = connection.tenant_to_read if every_tenant else connection.tenant_to_change
+    name = choose(target, tenant) or None
     operations = Operations(target.call_set, tenant=name, actor=actor, retry_seconds=0)
 
     def perform(step: Step) -> object:

@@ -45,13 +45,17 @@ def shell_command(text: str) -> str:
 
 def parse_resources(option: str, text: str) -> dict[str, Any]:
     """The JSON object of --requires or --free."""
+    return checked_requires(parse_object(option, text), option)
+
+
+def parse_object(option: str, text: str) -> dict[str, Any]:
     try:
         value = loads(text)
     except InvalidPayload as error:
         raise typer.BadParameter(f"--{option}: {error}") from None
     if not isinstance(value, dict):
         raise typer.BadParameter(f'--{option}: expected an object such as {{"gpus": 1}}')
-    return checked_requires(value, option)
+    return value
 
 
 def _resubmit_rule(text: str) -> str:

@@ -33,9 +33,14 @@ def read_rows(
     A page may be short or empty although more rows match, because one read examines a bounded
     number of rows. So this reads on until it has `limit` rows or reaches the end.
     """
+    return gather(lambda **cursor: target.run(read(**cursor)), limit, after)
+
+
+def gather(read: Callable[..., Any], limit: int, after: str | None) -> tuple[list[Any], str | None]:
+    """As `read_rows`, of a function that returns a page."""
     rows: list[Any] = []
     while True:
-        page = target.run(read(after=after, limit=min(limit - len(rows), PAGE_ROWS)))
+        page = read(after=after, limit=min(limit - len(rows), PAGE_ROWS))
         rows += page.rows
         after = page.next
         if after is None or len(rows) == limit:

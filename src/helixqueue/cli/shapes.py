@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.cli.unicode_diff import differences
 from helixqueue.records.batch import identity_value
+from helixqueue.records.submission import Accepted, Receipt
 
 if TYPE_CHECKING:
     from helixqueue.records.batch import ActionResult, BatchContent, BatchDetail, BatchRow
-    from helixqueue.records.queue import BoundedCount, QueueRow, QueueSummary
     from helixqueue.records.worker import WorkerRow
 
 
@@ -57,22 +57,21 @@ def action_result(result: ActionResult) -> dict[str, Any]:
     return plain_members(asdict(result)) | {"identity": identity_value(result.identity)}
 
 
-def settings(row: QueueRow) -> dict[str, Any]:
-    return asdict(row)
-
-
-def queue(summary: QueueSummary) -> dict[str, Any]:
-    counts: dict[str, BoundedCount] = {name: getattr(summary, name) for name in COUNTS}
-    return settings(summary.settings) | {
-        "counts": {name: {"number": c.number, "more": c.more} for name, c in counts.items()}
-    }
-
-
-COUNTS = ("ready", "waiting", "assigned", "running", "completed", "failed", "cancelled")
-
-
 def plain_members(members: dict[str, Any]) -> dict[str, Any]:
     return {name: _plain(value) for name, value in members.items()}
+
+
+def plain(record: Any) -> Any:  # noqa: ANN401 - any record
+    """The JSON of a record, or of a list of them."""
+    if isinstance(record, list):
+        return [plain(item) for item in record]
+    if isinstance(record, Accepted):
+        members = record._asdict()
+        del members["error"]
+        return members | {
+            "receipt": dict(zip(Receipt.__match_args__, record.receipt.texts, strict=True))
+        }
+    return plain_members(asdict(record))
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any member of a record

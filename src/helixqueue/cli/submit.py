@@ -19,8 +19,9 @@ from helixqueue.cli.exits import Exit
 from helixqueue.client.backend import backend_of
 from helixqueue.client.sync import HelixQueue
 from helixqueue.engine import calls
-from helixqueue.errors import Conflict, HelixError, InvalidPayload, Refused
+from helixqueue.errors import Conflict, HelixError, InvalidPayload, NoSuchQueue, Refused
 from helixqueue.identity import PROFILES, check_name, loads
+from helixqueue.operations import queues
 from helixqueue.postgres.database import Database
 
 if TYPE_CHECKING:
@@ -183,14 +184,14 @@ def _open_client(
     """A client of the service or database; raises if the queue `required` does not exist."""
     service = connection.selected().service
     if service is not None:
-        from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415 - one of the two
+        from helixqueue.transport.http.derived_calls import request_of  # noqa: PLC0415 - one of two
 
         with connection.open_client(service) as client:
-            if (
-                required
-                and backend_of(client).run(http_calls.queue(tenant="", queue=required)) is None
-            ):
-                raise _no_queue("the token's tenant", required)
+            if required:
+                try:
+                    backend_of(client).run(request_of(queues.show_settings, {"queue": required}))
+                except NoSuchQueue:
+                    raise _no_queue("the token's tenant", required) from None
             yield client
         return
     with connection.database_target() as target:

@@ -12,12 +12,13 @@ from helixqueue.errors import Refused
 from helixqueue.operations.batches import Operations
 from helixqueue.operations.call_set import CallSet
 from helixqueue.operations.steps import Execute, Sleep, Step, run_steps, run_steps_async
-from helixqueue.transport.http import calls, ledgers, letters, reads
+from helixqueue.transport.http import calls, ledgers, reads
 from helixqueue.transport.http.connection import (
     AsyncHttpConnection,
     HttpConnection,
     ServiceAddress,
 )
+from helixqueue.transport.http.derived_calls import request_of
 from helixqueue.transport.http.transport import HttpTransport
 
 if TYPE_CHECKING:
@@ -35,11 +36,11 @@ MORE_CONNECTIONS = 3
 HTTP_CALLS = CallSet(
     calls,
     reads,
-    letters,
     ledgers,
     chunk_rows=calls.SUBMIT_ROWS_MAX,
     chunk_chars=calls.SUBMIT_CHARS_MAX,
     payload_bytes_max=calls.PAYLOAD_BYTES_MAX,
+    remote=request_of,
 )
 
 

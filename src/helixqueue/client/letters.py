@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from helixqueue.operations import letters
+from helixqueue.client.method import async_method, async_rows, method, rows
+from helixqueue.operations import letters as operations
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import Sequence
 
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.steps import Steps
-    from helixqueue.records.letter import LetterDetail, LetterReason, LetterRow, LetterStatus
-    from helixqueue.records.submission import Accepted
 
 T = TypeVar("T")
 
@@ -26,54 +25,13 @@ class LetterMethods:
 
         def _do(self, steps: Steps[T]) -> T: ...
 
-    def letters(
-        self,
-        *,
-        status: LetterStatus | None = "open",
-        reason: LetterReason | None = None,
-        queue: str | None = None,
-    ) -> Iterator[LetterRow]:
-        """List dead letters, newest first; open ones by default."""
-        after: str | None = None
-        while True:
-            page = self._do(
-                letters.list_page(
-                    self._operations, status=status, reason=reason, queue=queue, after=after
-                )
-            )
-            yield from page.rows
-            after = page.next
-            if after is None:
-                return
-
-    def letter(self, letter: int, *, body: bool = False) -> LetterDetail:
-        """Return one dead letter; with `body`, also the bytes of its message."""
-        return self._do(letters.show(self._operations, letter, body=body))
-
-    def redrive(
-        self,
-        letter: int,
-        *,
-        reason: str,
-        queue: str | None = None,
-        identity: str | tuple[str, ...] | None = None,
-        revision: str | None = None,
-    ) -> Accepted[Any]:
-        """Submit the message of a dead letter, with corrections; the batch keeps its source."""
-        return self._do(
-            letters.redrive(
-                self._operations,
-                letter,
-                reason=reason,
-                queue=queue,
-                identity=identity,
-                revision=revision,
-            )
-        )
+    letters = rows(operations.list_letters)
+    letter = method(operations.show_letter)
+    redrive = method(operations.redrive_letter)
 
     def discard(self, letter_numbers: Sequence[int], *, reason: str) -> dict[int, str]:
         """Discard dead letters: their bytes are deleted, the record stays."""
-        return self._do(letters.discard(self._operations, letter_numbers, reason))
+        return self._do(operations.discard_letters(self._operations, letter_numbers, reason))
 
 
 class AsyncLetterMethods:
@@ -85,52 +43,10 @@ class AsyncLetterMethods:
 
         async def _do(self, steps: Steps[T]) -> T: ...
 
-    async def letters(
-        self,
-        *,
-        status: LetterStatus | None = "open",
-        reason: LetterReason | None = None,
-        queue: str | None = None,
-    ) -> AsyncIterator[LetterRow]:
-        """List dead letters, newest first; open ones by default."""
-        after: str | None = None
-        while True:
-            page = await self._do(
-                letters.list_page(
-                    self._operations, status=status, reason=reason, queue=queue, after=after
-                )
-            )
-            for row in page.rows:
-                yield row
-            after = page.next
-            if after is None:
-                return
-
-    async def letter(self, letter: int, *, body: bool = False) -> LetterDetail:
-        """Return one dead letter; with `body`, also the bytes of its message."""
-        return await self._do(letters.show(self._operations, letter, body=body))
-
-    async def redrive(
-        self,
-        letter: int,
-        *,
-        reason: str,
-        queue: str | None = None,
-        identity: str | tuple[str, ...] | None = None,
-        revision: str | None = None,
-    ) -> Accepted[Any]:
-        """Submit the message of a dead letter, with corrections; the batch keeps its source."""
-        return await self._do(
-            letters.redrive(
-                self._operations,
-                letter,
-                reason=reason,
-                queue=queue,
-                identity=identity,
-                revision=revision,
-            )
-        )
+    letters = async_rows(operations.list_letters)
+    letter = async_method(operations.show_letter)
+    redrive = async_method(operations.redrive_letter)
 
     async def discard(self, letter_numbers: Sequence[int], *, reason: str) -> dict[int, str]:
         """Discard dead letters: their bytes are deleted, the record stays."""
-        return await self._do(letters.discard(self._operations, letter_numbers, reason))
+        return await self._do(operations.discard_letters(self._operations, letter_numbers, reason))

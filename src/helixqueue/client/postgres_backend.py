@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from helixqueue.client.database_source import DatabaseSource, EmbeddedSource, ServerSource
 from helixqueue.client.settings import ResolvedSettings
-from helixqueue.engine import calls, ledgers, letters, reads
+from helixqueue.engine import calls, ledgers, reads
 from helixqueue.errors import Refused
 from helixqueue.operations.batches import Operations
 from helixqueue.operations.call_set import CallSet
@@ -33,7 +33,6 @@ MORE_CONNECTIONS = 2
 POSTGRES_CALLS = CallSet(
     calls,
     reads,
-    letters,
     ledgers,
     chunk_rows=calls.SUBMIT_ROWS_MAX,
     chunk_chars=16 * 1024 * 1024,

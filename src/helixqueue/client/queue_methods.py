@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from helixqueue.operations import identities
+from helixqueue.operations import identities, queues
 
 if TYPE_CHECKING:
     from helixqueue.identity.twins import TwinGroup
@@ -40,7 +40,7 @@ class QueueMethods:
 
         Raises `Refused` if the queue has or had batches: their keys contain its name.
         """
-        return self._do(self._operations.delete_queue(queue, reason))
+        return self._do(queues.delete_if_exists(self._operations, queue, reason))
 
 
 class AsyncQueueMethods:
@@ -67,4 +67,4 @@ class AsyncQueueMethods:
 
         Raises `Refused` if the queue has or had batches: their keys contain its name.
         """
-        return await self._do(self._operations.delete_queue(queue, reason))
+        return await self._do(queues.delete_if_exists(self._operations, queue, reason))

@@ -7,7 +7,6 @@ round trip, inside a caller's transaction it is part of that. The SQL is in call
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
@@ -35,7 +34,6 @@ _SQL = sql_texts("helixqueue.engine", "calls.sql")
 _STATES = {state.value: state for state in State}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DEFAULTS = frozenset((None, ""))
-_QUEUE_COLUMNS = [field.name for field in fields(QueueRow)]
 
 # Limits of one call; the caller splits larger sets into chunks.
 SUBMIT_ROWS_MAX = 10_000
@@ -292,31 +290,34 @@ def wait(*, worker: str, queues: Sequence[str], seconds: float) -> Call[list[str
     return Call(_SQL["wait"], (worker, texts(queues), seconds), lambda rows: list(rows[0][0]))
 
 
-_JSON_SETTINGS = {"requires", "payload_schema", "result_schema"}
-
-
 def set_queue(
     *,
     tenant: str,
     queue: str,
     actor: str | None = None,
     reason: str | None = None,
+    paused: bool | None = None,
     **settings: Unpack[QueueSettings],
 ) -> Call[QueueRow]:
     """Declare a queue or change some of its settings; settings that are not named stay.
 
     An operator passes a reason, which is recorded; a program that declares its queue has none.
     """
-    known = QueueSettings.__annotations__
-    unknown = settings.keys() - known.keys()
-    if unknown:
+    known = [*QueueSettings.__annotations__, "paused"]
+    changed: dict[str, Any] = {**settings, "paused": paused}
+    if unknown := changed.keys() - set(known):
         raise TypeError(f"unknown queue setting {min(unknown)!r}; known: {', '.join(known)}")
-    changed = {**settings}
-    values = [
-        _jsonb(changed.get(name)) if name in _JSON_SETTINGS else changed.get(name) for name in known
-    ]
+    # As texts: the parameters of the function have the types.
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in changed.items()
+        if value is not None
+    }
+    named = "".join(f", p_{name} => %({name})s" for name in sorted(texts))
     return Call(
-        _SQL["set_queue"], (tenant, queue, actor, *values, reason), lambda rows: read_queue(rows[0])
+        _SQL["set_queue"].replace("/* settings */", named),
+        {"tenant": tenant, "queue": queue, "actor": actor, "reason": reason, **texts},
+        lambda rows: QueueRow(**queue_members(rows[0][0])),
     )
 
 
@@ -328,14 +329,20 @@ def delete_queue(
 
 
 def queue(*, tenant: str, queue: str) -> Call[QueueRow | None]:
-    return Call(_SQL["queue"], (tenant, queue), lambda rows: read_queue(rows[0]) if rows else None)
+    return Call(
+        _SQL["queue"],
+        (tenant, queue),
+        lambda rows: QueueRow(**queue_members(rows[0][0])) if rows else None,
+    )
 
 
-def read_queue(row: Row) -> QueueRow:
-    values = dict(zip(_QUEUE_COLUMNS, row, strict=True))
-    for name in _JSON_SETTINGS:
-        values[name] = values[name] and json.loads(values[name])
-    return QueueRow(**values)
+def queue_members(text: str) -> dict[str, Any]:
+    """The members of a `QueueRow`, from JSON."""
+    document = json.loads(text)
+    return {
+        name: float(document[name]) if kind == "float" else document[name]
+        for name, kind in QueueRow.__annotations__.items()
+    }
 
 
 def identity_parts(text: str | None) -> tuple[str, ...]:

@@ -100,24 +100,14 @@ select epoch, ended, doubted from helix.recover_v1(%s::text, %s::text);
 select helix.rotate_secret_v1();
 
 -- name: set_queue
--- Declares a queue, or changes the settings that are not null.
-select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_seconds,
-       q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed,
-       helix.queue_requires_v1(q.tenant, q.name)::text, q.payload_schema::text,
-       q.result_schema::text, q.keep_completed_seconds, q.keep_failed_seconds,
-       q.keep_cancelled_seconds, q.keep_decisions_seconds, q.stalled_after_seconds, q.resubmit_failed
-from helix.set_queue_v1(%s::text, %s::text, %s::text, %s::text, %s::real, %s::smallint, %s::real,
-                        %s::real, %s::int, %s::text, %s::boolean, %s::boolean, %s::jsonb,
-                        %s::jsonb, %s::jsonb, %s::float8, %s::float8, %s::float8, %s::float8,
-                        %s::float8, %s::text, %s::text) q;
+-- Declares a queue, or changes the settings that are named.
+select (to_jsonb(q) || jsonb_build_object('requires', helix.queue_requires_v1(q.tenant, q.name)))::text
+from helix.set_queue_v1(%(tenant)s::text, %(queue)s::text, %(actor)s::text,
+                        p_reason => %(reason)s::text/* settings */) q;
 
 -- name: queue
 -- The settings of one queue.
-select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_seconds,
-       q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed, q.requires::text,
-       q.payload_schema::text, q.result_schema::text, q.keep_completed_seconds, q.keep_failed_seconds,
-       q.keep_cancelled_seconds, q.keep_decisions_seconds, q.stalled_after_seconds, q.resubmit_failed
-from helix.read_queue_v1(%s::text, %s::text) q;
+select to_jsonb(q)::text from helix.read_queue_v1(%s::text, %s::text) q;
 
 -- name: delete_queue
 -- Deletes a queue that never had a batch.

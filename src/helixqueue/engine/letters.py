@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from helixqueue.engine.arrays import numbers, texts
 from helixqueue.engine.calls import read_submitted
@@ -11,7 +11,8 @@ from helixqueue.engine.cursors import demand_page
 from helixqueue.errors import Refused
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
-from helixqueue.records.letter import IntakeRow, LetterDetail, LetterPage, LetterRow
+from helixqueue.records.letter import IntakeRow, LetterRow, StoredLetter
+from helixqueue.records.page import Page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _SQL = sql_texts("helixqueue.engine", "letters.sql")
 # How many letters a page scans for those that pass its filters.
 _ROWS_SCANNED = 1_000
+Answer = Literal["ok", "repeat", "refused"]
 
 
 def write_letters(
@@ -104,7 +106,7 @@ def redrive_letter(
 
 def discard_letters(
     *, letters: Sequence[int], reason: str, actor: str | None = None
-) -> Call[dict[int, str]]:
+) -> Call[dict[int, Answer]]:
     """Discard letters; the answer of each is ok, repeat or refused."""
     return Call(_SQL["discard"], (numbers(letters), actor, reason), dict)
 
@@ -117,7 +119,7 @@ def letters(
     queue: str | None = None,
     after: str | None = None,
     limit: int = 50,
-) -> Call[LetterPage]:
+) -> Call[Page[LetterRow]]:
     """Read a page of letters, newest first."""
     demand_page(limit)
     if after is not None and not (after.isascii() and after.isdigit() and len(after) <= 18):
@@ -132,19 +134,19 @@ def letters(
         "limit": limit + 1,
     }
 
-    def read(rows: list[Row]) -> LetterPage:
+    def read(rows: list[Row]) -> Page[LetterRow]:
         found = [_read_letter(row[1:]) for row in rows if row[1] is not None]
         last = found[limit - 1].letter if len(found) > limit else rows[0][0]
-        return LetterPage(tuple(found[:limit]), None if last is None else str(last))
+        return Page(tuple(found[:limit]), None if last is None else str(last))
 
     return Call(_SQL["letters"], args, read)
 
 
-def letter(letter: int, *, body: bool = False) -> Call[LetterDetail | None]:
+def letter(letter: int, *, body: bool = False) -> Call[StoredLetter | None]:
     return Call(
         _SQL["letter"],
         {"letter": letter, "body": body},
-        lambda rows: LetterDetail(_read_letter(rows[0][1:]), rows[0][0]) if rows else None,
+        lambda rows: StoredLetter(_read_letter(rows[0][1:]), rows[0][0]) if rows else None,
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.engine import identities as identity_reads
 from helixqueue.engine.arrays import plain, texts
-from helixqueue.engine.calls import LEASES_MAX, identity_parts, read_queue
+from helixqueue.engine.calls import LEASES_MAX, identity_parts, queue_members
 from helixqueue.engine.cursors import after_queue, after_time, after_worker, demand_page
 from helixqueue.errors import InvalidIdentity, Refused
 from helixqueue.identity import (
@@ -39,7 +39,8 @@ from helixqueue.records.batch import (
     RefusalRow,
     SourceRow,
 )
-from helixqueue.records.queue import BoundedCount, QueuePage, QueueSummary
+from helixqueue.records.page import Page
+from helixqueue.records.queue import BoundedCount, QueueCounts, QueueSummary
 from helixqueue.records.worker import WorkerPage, WorkerRow
 from helixqueue.states import FINISHED, State
 
@@ -301,7 +302,7 @@ def queues(
     bound: int = COUNT_BOUND,
     after: str | None = None,
     limit: int = 50,
-) -> Call[QueuePage]:
+) -> Call[Page[QueueSummary]]:
     """Read a page of queues by name: settings and counts.
 
     Counting stops at `bound`, which is at most 100,000.
@@ -309,28 +310,30 @@ def queues(
     demand_page(limit)
     args = {"tenant": tenant, "queue": queue, "bound": bound, "limit": limit + 1}
 
-    def read(rows: list[Row]) -> QueuePage:
+    def read(rows: list[Row]) -> Page[QueueSummary]:
         cursor = "/".join(rows[limit - 1][:2]) if len(rows) > limit else None
-        return QueuePage(tuple(_read_queue(row, bound) for row in rows[:limit]), cursor)
+        return Page(tuple(_read_queue(row, bound) for row in rows[:limit]), cursor)
 
     return Call(_SQL["queues"], args | after_queue(after), read)
 
 
 def _read_queue(row: Row, bound: int) -> QueueSummary:
-    *settings, ready, waiting, assigned, running, completed, failed, cancelled, cut = row
+    _, _, settings, ready, waiting, assigned, running, completed, failed, cancelled, cut = row
 
     def count(number: int, *, cut: bool = False) -> BoundedCount:
         return BoundedCount(min(number, bound), more=cut or number > bound)
 
     return QueueSummary(
-        read_queue(tuple(settings)),
-        count(ready),
-        count(waiting),
-        count(assigned, cut=cut),
-        count(running, cut=cut),
-        count(completed),
-        count(failed),
-        count(cancelled),
+        **queue_members(settings),
+        counts=QueueCounts(
+            count(ready),
+            count(waiting),
+            count(assigned, cut=cut),
+            count(running, cut=cut),
+            count(completed),
+            count(failed),
+            count(cancelled),
+        ),
     )
 
 

@@ -43,16 +43,9 @@ from helix.read_events_v1(%(ids)s::uuid[], %(after)s::int) e;
 -- name: queues
 -- A page of queues in the order of their names: settings, then the number of batches in each state. Only a
 -- queue that is asked for by name has its schemas: those of a page may have 64 MiB.
-select (q.settings).tenant, (q.settings).name, (q.settings).profile, (q.settings).lease_seconds,
-       (q.settings).max_attempts, (q.settings).backoff_seconds, (q.settings).backoff_max_seconds,
-       (q.settings).key_limit, (q.settings).unknown, (q.settings).paused, (q.settings).closed,
-       (q.settings).requires::text,
-       case when %(queue)s::text is not null then (q.settings).payload_schema::text end,
-       case when %(queue)s::text is not null then (q.settings).result_schema::text end,
-       (q.settings).keep_completed_seconds, (q.settings).keep_failed_seconds,
-       (q.settings).keep_cancelled_seconds, (q.settings).keep_decisions_seconds,
-       (q.settings).stalled_after_seconds,
-       (q.settings).resubmit_failed,
+select (q.settings).tenant, (q.settings).name,
+       (case when %(queue)s::text is not null then to_jsonb(q.settings)
+             else to_jsonb(q.settings) || '{"payload_schema": null, "result_schema": null}' end)::text,
        q.ready, q.waiting, q.assigned, q.running, q.completed, q.failed, q.cancelled, q.leases_cut
 from helix.read_queues_v1(%(tenant)s::text, %(queue)s::text, %(bound)s::int, %(after_tenant)s::text,
                           %(after_queue)s::text, %(limit)s::int) q;

@@ -16,7 +16,7 @@ from helixqueue.operate.seal import (
     EXPIRING,
     MARK_BYTES,
     PURPOSE,
-    Page,
+    SealPage,
     read_pages,
     read_witness,
     seal_id,
@@ -145,7 +145,9 @@ def _compare(connection: Connection[Any], seal: dict[str, Any]) -> list[SealFind
     return findings
 
 
-def _difference(kind: str, sealed: list[Page], found: list[Page]) -> tuple[str, int, int] | None:
+def _difference(
+    kind: str, sealed: list[SealPage], found: list[SealPage]
+) -> tuple[str, int, int] | None:
     """The invariant that is broken, by how many records, and the place of the first one."""
     if [page.digest for page in sealed] == [page.digest for page in found]:
         return None
@@ -169,7 +171,7 @@ def _difference(kind: str, sealed: list[Page], found: list[Page]) -> tuple[str, 
 
 
 def _changed_requests(
-    seal: dict[str, Any], sealed: list[Page], found: list[Page]
+    seal: dict[str, Any], sealed: list[SealPage], found: list[SealPage]
 ) -> list[SealFinding]:
     changed = [
         page
@@ -191,8 +193,8 @@ def _changed_requests(
     return [SealFinding("sealed_request_changed", len(changed), witness)]
 
 
-def _page(document: dict[str, Any]) -> Page:
-    return Page(
+def _page(document: dict[str, Any]) -> SealPage:
+    return SealPage(
         document["kind"],
         document["first"],
         document["last"],
@@ -203,14 +205,14 @@ def _page(document: dict[str, Any]) -> Page:
     )
 
 
-def _by_kind(pages: Any) -> dict[str, list[Page]]:  # noqa: ANN401 - any iterable of pages
-    kinds: dict[str, list[Page]] = {}
+def _by_kind(pages: Any) -> dict[str, list[SealPage]]:  # noqa: ANN401 - any iterable of pages
+    kinds: dict[str, list[SealPage]] = {}
     for page in pages:
         kinds.setdefault(page.kind, []).append(page)
     return kinds
 
 
-def _marks(kind: str, pages: list[Page]) -> list[bytes]:
+def _marks(kind: str, pages: list[SealPage]) -> list[bytes]:
     size = MARK_BYTES[kind]
     marks = b"".join(page.marks for page in pages)
     return [marks[n : n + size] for n in range(0, len(marks), size)]

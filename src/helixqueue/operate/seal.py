@@ -53,7 +53,7 @@ MARK_BYTES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class SealPage:
     """A page of records, as helix.seal_page has it."""
 
     kind: str
@@ -133,9 +133,9 @@ def make_seal(
     return signed(PURPOSE, document, signer)
 
 
-def read_pages(connection: Connection[Any], from_xid: int, to_xid: int) -> list[Page]:
+def read_pages(connection: Connection[Any], from_xid: int, to_xid: int) -> list[SealPage]:
     args = {"from_xid": from_xid, "to_xid": to_xid}
-    return [Page(*row) for row in connection.execute(_sql("pages"), args, binary=True)]
+    return [SealPage(*row) for row in connection.execute(_sql("pages"), args, binary=True)]
 
 
 def read_witness(

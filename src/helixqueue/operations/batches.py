@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from helixqueue.errors import (
     InProgress,
     NoResult,
+    NoSuchQueue,
+    NotPermitted,
     Refused,
 )
 from helixqueue.identity import PROFILES, check_name
-from helixqueue.operations.batch_actions import batch_id_of, demand_reason
+from helixqueue.operations import engine, queues
+from helixqueue.operations.batch_actions import batch_id_of
 from helixqueue.operations.identity_log import IdentityLog
 from helixqueue.operations.prepare import KnownQueue
 from helixqueue.operations.steps import Execute, Sleep, Steps, retried
@@ -29,7 +32,7 @@ from helixqueue.records.submission import Receipt
 from helixqueue.states import FINISHED, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from helixqueue.operations.call_set import CallSet
     from helixqueue.operations.steps import AnyCall
@@ -57,14 +60,20 @@ class Operations:
         actor: str | None,
         retry_seconds: float,
         identity_log: IdentityLog | None = None,
+        only_queues: Collection[str] | None = None,
+        sees_payloads: bool = True,
     ) -> None:
-        """Without `tenant`, the token of the connection determines the tenant."""
+        """Without `tenant`, the token of the connection determines the tenant.
+
+        `only_queues` and `sees_payloads` are the limits of a token; a database login has none.
+        """
         self.identity_log = identity_log or IdentityLog()
         self.call_set = call_set
         self.calls, self.reads = call_set.calls, call_set.reads
         self.tenant = "" if tenant is None else check_name("tenant", tenant)
         self._tenant_text = f"tenant {tenant}" if tenant else "the token's tenant"
         self.actor = actor
+        self._queues, self.sees_payloads = only_queues, sees_payloads
         self._retry_seconds = retry_seconds
         self._known: dict[Queue[Any, Any] | str, KnownQueue] = {}
         self._connected = False
@@ -80,6 +89,13 @@ class Operations:
         return answer
 
     # Queues.
+
+    def may_use(self, queue: str | None) -> bool:
+        return self._queues is None or queue in self._queues
+
+    def require_queue(self, queue: str) -> None:
+        if not self.may_use(queue):
+            raise NotPermitted(f"the token does not permit queue {queue}")
 
     def known(self, queue: Queue[Any, Any] | str, *, create: bool = False) -> Steps[KnownQueue]:
         """Return the stored queue, remembered or read; create or change a declared queue first."""
@@ -98,20 +114,21 @@ class Operations:
 
     def _declare(self, queue: Queue[Any, Any]) -> Steps[QueueRow]:
         named = queue.settings()
-        row = yield from self.ask(self.calls.queue(tenant=self.tenant, queue=queue.name))
-        wanted = {
+        row = yield from self.find_queue(queue.name)
+        wanted: Any = {
             name: value
             for name, value in named.items()
             if row is None or not _equal(getattr(row, name), value)
         }
         if row is None or wanted:
-            row = yield from self._set(queue.name, wanted)  # refuses another profile, unless empty
+            # Refuses another profile, unless the queue is empty.
+            row = yield from queues.set_queue(self, queue.name, reason=queues.DECLARED, **wanted)
         return row
 
     def _find(self, name: str, *, create: bool) -> Steps[QueueRow]:
-        row = yield from self.ask(self.calls.queue(tenant=self.tenant, queue=name))
+        row = yield from self.find_queue(name)
         if row is None and create:
-            row = yield from self._set(name, {})
+            row = yield from queues.set_queue(self, name, reason=queues.DECLARED)
         if row is None:
             raise Refused(
                 f"{self._tenant_text} has no queue {name!r}: declare it with Queue({name!r}) or "
@@ -120,25 +137,17 @@ class Operations:
             )
         return row
 
-    def _set(self, name: str, settings: dict[str, Any]) -> Steps[QueueRow]:
-        return self.ask(
-            self.calls.set_queue(tenant=self.tenant, queue=name, actor=self.actor, **settings)
-        )
+    def find_queue(self, name: str) -> Steps[QueueRow | None]:
+        """The queue, whatever the queues of the token: the caller has checked them."""
+        if self.call_set.remote is None:
+            return (yield from self.ask(engine.calls.queue(tenant=self.tenant, queue=name)))
+        try:
+            return (yield from queues.show_settings(self, name))
+        except NoSuchQueue:
+            return None
 
-    def delete_queue(self, queue: Queue[Any, Any] | str, reason: str) -> Steps[bool]:
-        """Delete a queue that never had a batch; False if there is none."""
-        demand_reason("delete_queue", reason)
-        name = queue.name if isinstance(queue, Queue) else check_name("queue", queue)
-        answer = yield from self.ask(
-            self.calls.delete_queue(tenant=self.tenant, queue=name, reason=reason, actor=self.actor)
-        )
-        self.forget(name)
-        if answer == "not_empty":
-            raise Refused(
-                f"queue {name} has or had batches, so it stays; close it with `helixq queue set "
-                f"{name} --closed --reason ...`"
-            )
-        return answer == "deleted"
+    def no_such_queue(self, name: str) -> NoSuchQueue:
+        return NoSuchQueue(f"{self._tenant_text} has no queue {name}")
 
     def forget(self, name: str) -> None:
         """Read the queue again at its next use."""

@@ -6,18 +6,18 @@ Both are modules with the same functions, parameters and results: operations are
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime
     from uuid import UUID
 
+    from helixqueue.operations.operation import Operation
     from helixqueue.operations.steps import AnyCall
     from helixqueue.records.batch import ActionResult, BatchPage, EventRow, OutcomeRow
     from helixqueue.records.identity import IdentityPage, RefusedPage
     from helixqueue.records.lease import ClaimResult, LeaseRef, Settlement, WriteResult
-    from helixqueue.records.queue import QueueDeletion, QueueRow, QueueSettings
     from helixqueue.records.submission import SubmissionRow, SubmittedRow
     from helixqueue.states import State
 
@@ -43,21 +43,6 @@ class WriteCalls(Protocol):
         refused: Sequence[tuple[bytes, str]],
         actor: str | None = None,
     ) -> AnyCall[None]: ...
-
-    def queue(self, *, tenant: str, queue: str) -> AnyCall[QueueRow | None]: ...
-
-    def set_queue(
-        self,
-        *,
-        tenant: str,
-        queue: str,
-        actor: str | None = None,
-        **settings: Unpack[QueueSettings],
-    ) -> AnyCall[QueueRow]: ...
-
-    def delete_queue(
-        self, *, tenant: str, queue: str, reason: str, actor: str | None = None
-    ) -> AnyCall[QueueDeletion]: ...
 
     def cancel(
         self,
@@ -150,8 +135,9 @@ class CallSet:
 
     calls: WriteCalls
     reads: ReadCalls
-    letters: Any  # the module of calls about dead letters
     ledgers: Any  # the module of calls about user ledgers and feeds
     chunk_rows: int  # maximum rows of one submit call
     chunk_chars: int  # maximum characters of their payloads and identities
     payload_bytes_max: int | None = None  # None: the limit of the engine
+    # The request of an operation, for a service; None: operations run here.
+    remote: Callable[[Operation[..., Any], dict[str, Any]], AnyCall[Any]] | None = None

@@ -1,39 +1,84 @@
-"""List, show, redrive and discard dead letters."""
+"""Dead letters: messages of intakes that could not become batches."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from helixqueue.errors import Conflict, Refused
-from helixqueue.operations.batch_actions import demand_reason
-from helixqueue.operations.message import Poison, decode_fields, read_message
+from helixqueue.errors import (
+    Conflict,
+    InvalidIdentity,
+    InvalidPayload,
+    NoSuchLetter,
+    NoSuchQueue,
+    Refused,
+)  # fmt: skip
+from helixqueue.operations import engine
+from helixqueue.operations.message import Poison, decode_fields, read_message, shown_fields
+from helixqueue.operations.operation import operation
 from helixqueue.operations.prepare import prepare
+from helixqueue.operations.steps import Steps
+from helixqueue.records.letter import Discarded, LetterDetail, LetterReason, LetterRow, LetterStatus
+from helixqueue.records.page import Page
+from helixqueue.records.parameter import (
+    Cursor,
+    IdentityText,
+    Limit,
+    Param,
+    QueueName,
+    Reason,
+)  # fmt: skip
 from helixqueue.records.submission import Accepted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from helixqueue.operations.batches import Operations
-    from helixqueue.operations.steps import Steps
-    from helixqueue.records.letter import LetterDetail, LetterPage
+    from helixqueue.records.letter import StoredLetter
     from helixqueue.records.submission import SubmittedRow
 
-PAGE_ROWS = 500
+Letter = Annotated[
+    int, Param("Number of the letter.", example=7, least=1, most=2**63 - 1, metavar="LETTER")
+]
+Status = Annotated[
+    LetterStatus | Literal["all"],
+    Param("open, redriven, discarded, expired or all.", metavar="WORD"),
+]
+ReasonWord = Annotated[LetterReason, Param("Reason, such as json.", metavar="WORD")]
+NewIdentity = Annotated[
+    IdentityText | Annotated[list[IdentityText], Param("", length=16)],
+    Param("Replace the identity.", metavar="TEXT"),
+]
+NewRevision = Annotated[
+    str,
+    Param("Submit it as new work, beside the batch that it conflicts with.", "2", length=255),
+]
 
 
-def list_page(
+def without_message(letter: LetterRow) -> LetterRow:
+    """A letter for tokens without the scope payloads: its detail may quote the message."""
+    hidden = replace(letter, detail=None)
+    return replace(hidden, fields=None) if isinstance(hidden, LetterDetail) else hidden
+
+
+@operation("GET /v1/letters", scope="read", redact=without_message)
+def list_letters(
     operations: Operations,
     *,
-    status: str | None,
-    reason: str | None,
-    queue: str | None,
-    after: str | None,
-    limit: int = PAGE_ROWS,
-) -> Steps[LetterPage]:
+    status: Status = "open",
+    reason: ReasonWord | None = None,
+    queue: QueueName | None = None,
+    after: Cursor | None = None,
+    limit: Limit = 50,
+) -> Steps[Page[LetterRow]]:
+    """List messages that could not become batches, newest first.
+
+    A page reads a limited number of letters: it may be short or empty and still have a `next`.
+    """
     return operations.ask(
-        operations.call_set.letters.letters(
+        engine.letters.letters(
             tenant=operations.tenant,
-            status=status,
+            status=None if status == "all" else status,
             reason=reason,
             queue=queue,
             after=after,
@@ -42,85 +87,111 @@ def list_page(
     )
 
 
-def show(operations: Operations, letter: int, *, body: bool) -> Steps[LetterDetail]:
-    found: LetterDetail | None = yield from operations.ask(
-        operations.call_set.letters.letter(_number(letter), body=body)
-    )
-    if found is None:
-        raise Refused(f"there is no dead letter {letter}: check its number with `letter list`")
-    return found
+@operation("GET /v1/letters/{letter}", scope="read", raises=[NoSuchLetter], redact=without_message)
+def show_letter(operations: Operations, letter: Letter) -> Steps[LetterDetail]:
+    """Show a letter with the fields of its message.
+
+    Bytes that are not UTF-8 are shown as escapes. Detail and fields need the scope payloads.
+    """
+    row, body = yield from _find(operations, letter, body=operations.sees_payloads)
+    return LetterDetail.of(row, None if body is None else shown_fields(body))
 
 
-def redrive(
+@operation(
+    "POST /v1/letters/{letter}/redrive",
+    scope="operate",
+    raises=[NoSuchLetter, NoSuchQueue, Conflict, InvalidIdentity, InvalidPayload],
+    fenced=True,
+)
+def redrive_letter(
     operations: Operations,
-    letter: int,
+    letter: Letter,
     *,
-    reason: str,
-    queue: str | None = None,
-    identity: str | tuple[str, ...] | None = None,
-    revision: str | None = None,
+    reason: Reason,
+    queue: QueueName | None = None,
+    identity: NewIdentity | None = None,
+    revision: NewRevision | None = None,
 ) -> Steps[Accepted[Any]]:
-    """Submit the message of a letter again, with corrections; the letter closes with it."""
-    demand_reason("redrive", reason)
-    calls = operations.call_set.letters
-    if hasattr(calls, "redrive"):  # the service does it
-        answer = yield from operations.ask(
-            calls.redrive(
-                letter=letter, reason=reason, queue=queue, identity=identity, revision=revision
-            )
-        )
-        return _accepted(answer, letter)
-    detail = yield from show(operations, letter, body=True)
-    if detail.row.status != "open":
-        raise Refused(f"redrive: dead letter {letter} is {detail.row.status}, not open")
-    if detail.body is None or not detail.row.complete:
+    """Submit the message of a letter, with corrections.
+
+    The batch keeps the source of the message, and the letter closes in the same transaction.
+    """
+    row, body = yield from _find(operations, letter, body=True)
+    if queue is not None:
+        operations.require_queue(queue)
+    if row.status != "open":
+        raise Refused(f"redrive: dead letter {letter} is {row.status}, not open")
+    if body is None or not row.complete:
         raise Refused(
-            f"redrive: dead letter {letter} has not the whole message ({detail.row.size} bytes); "
+            f"redrive: dead letter {letter} has not the whole message ({row.size} bytes); "
             "send the message again"
         )
     try:
-        message = read_message(decode_fields(detail.body))
+        message = read_message(decode_fields(body))
     except Poison as poison:
         raise Refused(f"redrive: the message is still invalid: {poison.detail}") from None
-    name = queue or message.queue or detail.row.queue
+    name = queue or message.queue or row.queue
     if name is None:
         raise Refused("redrive: the message names no queue; pass one")
     known = yield from operations.known(name)
     submission = message.submission
     if identity is not None:
-        submission = submission._replace(identity=identity)
+        parts = tuple(identity) if isinstance(identity, list) else identity
+        submission = submission._replace(identity=parts)
     if revision is not None:
         submission = submission._replace(revision=revision)
-    row = prepare(known, submission, operations.call_set.payload_bytes_max)
     answer = yield from operations.ask(
-        calls.redrive_letter(
+        engine.letters.redrive_letter(
             letter=letter,
             reason=reason,
             queue=known.row.name,
             profile=known.row.profile,
-            row=row,
+            row=prepare(known, submission, operations.call_set.payload_bytes_max),
             actor=operations.actor,
         )
     )
     return _accepted(answer, letter)
 
 
-def discard(operations: Operations, letters: Sequence[int], reason: str) -> Steps[dict[int, str]]:
-    """Discard letters: their bytes are deleted. The answer of each is ok, repeat or refused."""
-    demand_reason("discard", reason)
-    return operations.ask(
-        operations.call_set.letters.discard_letters(
-            letters=[_number(letter) for letter in letters], reason=reason, actor=operations.actor
-        )
+@operation("POST /v1/letters/{letter}/discard", scope="operate", raises=[NoSuchLetter], fenced=True)
+def discard_letter(operations: Operations, letter: Letter, *, reason: Reason) -> Steps[Discarded]:
+    """Delete the message of a letter; its record stays.
+
+    The answer is `ok`, `repeat`, or `refused` for a closed letter.
+    """
+    yield from _find(operations, letter)
+    answers = yield from operations.ask(
+        engine.letters.discard_letters(letters=[letter], reason=reason, actor=operations.actor)
     )
+    return Discarded(letter, answers[letter])
+
+
+def discard_letters(
+    operations: Operations, letters: Sequence[int], reason: str
+) -> Steps[dict[int, str]]:
+    """Discard several letters; the answer to an unknown one is `refused`."""
+    answers: dict[int, str] = {}
+    for letter in letters:
+        try:
+            discarded = yield from discard_letter(operations, letter, reason=reason)
+            answers[letter] = discarded.answer
+        except NoSuchLetter:
+            answers[letter] = "refused"
+    return answers
+
+
+def _find(operations: Operations, letter: int, *, body: bool = False) -> Steps[StoredLetter]:
+    """The letter; of a token that is restricted to queues, only letters of those."""
+    found = yield from operations.ask(engine.letters.letter(letter, body=body))
+    if found is None or not operations.may_use(found.row.queue):
+        raise NoSuchLetter(f"the tenant has no dead letter {letter}")
+    return found
 
 
 def _accepted(answer: SubmittedRow, letter: int) -> Accepted[Any]:
     if answer.decision in {"new", "duplicate"}:
         assert answer.receipt is not None  # noqa: S101 - of every accepted submission
         return Accepted(answer.receipt, answer.decision, answer.state, answer.differs)
-    if answer.error is not None:
-        raise answer.error
     if answer.decision == "conflict":
         raise Conflict(
             f"redrive: the identity of dead letter {letter} was submitted with another payload; "
@@ -128,9 +199,3 @@ def _accepted(answer: SubmittedRow, letter: int) -> Accepted[Any]:
             diff=[],
         )
     raise Refused(f"redrive: {answer.note or 'refused'}")
-
-
-def _number(letter: object) -> int:
-    if not isinstance(letter, int) or isinstance(letter, bool) or not 0 < letter < 2**63:
-        raise Refused(f"expected the number of a dead letter, got {ascii(letter)[:80]}")
-    return letter

@@ -222,8 +222,7 @@ def _explain(
     if any(answer.decision == "refused" and answer.error is None for answer in answers):
         # The queue may have changed since it was read: read it again for the message.
         operations.forget(queue.name)
-        call = operations.calls.queue(tenant=operations.tenant, queue=queue.name)
-        queue = (yield from operations.ask(call)) or queue
+        queue = (yield from operations.find_queue(queue.name)) or queue
     explained: list[Submitted[Any]] = []
     yield_at = time.monotonic() + YIELD_SECONDS
     for answer, row in zip(answers, rows, strict=True):

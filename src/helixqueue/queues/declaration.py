@@ -12,15 +12,16 @@ from __future__ import annotations
 import inspect
 import math
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, get_type_hints, overload
 
 from typing_extensions import TypeVar
 
 from helixqueue.errors import Refused
-from helixqueue.identity.canonical import PROFILES
 from helixqueue.identity.keys import check_name
 from helixqueue.queues.requirements import checked_requires
 from helixqueue.queues.shapes import Shape
+from helixqueue.records.parameter import check_value, kind_of
+from helixqueue.records.queue import QueueSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 P = TypeVar("P", default=Any)
 R = TypeVar("R", default=Any)
 Seconds = float | timedelta
+_SETTINGS: Final = get_type_hints(QueueSettings, include_extras=True)
 
 
 class Queue(Generic[P, R]):
@@ -69,15 +71,15 @@ class Queue(Generic[P, R]):
         self.time_limit_seconds = _seconds("time_limit", time_limit, 0.05, 604_800)
         self.handler_function: Callable[..., Any] | None = None
         named = {
-            "profile": _one_of("profile", profile, tuple(PROFILES)),
-            "lease_seconds": _seconds("lease", lease, 0.05, 86_400),
-            "max_attempts": _whole("max_attempts", max_attempts, 1, 1_000),
-            "backoff_seconds": _seconds("backoff", backoff, 0, 86_400),
-            "backoff_max_seconds": _seconds("backoff_max", backoff_max, 0, 604_800),
-            "key_limit": _whole("key_limit", key_limit, 1, 100_000),
-            "unknown": _one_of("unknown", unknown, ("refuse", "accept")),
-            "stalled_after_seconds": _seconds("stalled_after", stalled_after, 1, 1e10),
-            "resubmit_failed": _one_of("resubmit_failed", resubmit_failed, ("answer", "retry")),
+            "profile": _setting("profile", profile),
+            "lease_seconds": _setting_seconds("lease", lease),
+            "max_attempts": _setting("max_attempts", max_attempts),
+            "backoff_seconds": _setting_seconds("backoff", backoff),
+            "backoff_max_seconds": _setting_seconds("backoff_max", backoff_max),
+            "key_limit": _setting("key_limit", key_limit),
+            "unknown": _setting("unknown", unknown),
+            "stalled_after_seconds": _setting_seconds("stalled_after", stalled_after),
+            "resubmit_failed": _setting("resubmit_failed", resubmit_failed),
             "requires": None if requires is None else checked_requires(requires),
         }
         self._named = {setting: value for setting, value in named.items() if value is not None}
@@ -133,11 +135,18 @@ def _seconds(name: str, value: Seconds | None, least: float, most: float) -> flo
     return float(seconds)
 
 
-def _whole(name: str, value: int | None, least: int, most: int) -> int | None:
-    number = isinstance(value, int) and not isinstance(value, bool)
-    if value is not None and not (number and least <= value <= most):
-        raise Refused(f"{name}: expected a whole number from {least} to {most}, got {value!r}")
+def _setting(name: str, value: Any) -> Any:  # noqa: ANN401 - of its setting
+    """The value, within the limits of `QueueSettings`."""
+    if value is not None:
+        check_value(name, _SETTINGS[name], value)
     return value
+
+
+def _setting_seconds(name: str, value: Seconds | None) -> float | None:
+    param = kind_of(_SETTINGS[f"{name}_seconds"]).param
+    assert param.least is not None  # noqa: S101 - every setting has both
+    assert param.most is not None  # noqa: S101
+    return _seconds(name, value, param.least, param.most)
 
 
 def _one_of(name: str, value: str | None, known: tuple[str, ...]) -> str | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
-    from uuid import UUID
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple, Self
+from uuid import UUID
 
 LetterReason = Literal[
     "encoding",
@@ -70,16 +68,30 @@ class LetterRow:
     closed_for: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class LetterDetail:
+class StoredLetter(NamedTuple):
+    """A letter with the bytes of its message, if they were asked for."""
+
     row: LetterRow
     body: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
-class LetterPage:
-    rows: tuple[LetterRow, ...]
-    next: str | None
+class LetterDetail(LetterRow):
+    """A letter with the fields of its message; bytes that are not UTF-8 are escapes."""
+
+    fields: Mapping[str, str] | None
+
+    @classmethod
+    def of(cls, row: LetterRow, message: Mapping[str, str] | None) -> Self:
+        return cls(
+            **{field.name: getattr(row, field.name) for field in fields(row)}, fields=message
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    letter: int
+    answer: Literal["ok", "repeat", "refused"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
+
+from helixqueue.records.parameter import Param, Requirements
 
 # Answer to the deletion of a queue: a queue that has or had batches stays.
 QueueDeletion = Literal["deleted", "absent", "not_empty"]
@@ -38,27 +40,76 @@ class QueueRow:
     resubmit_failed: Literal["answer", "retry"] = "answer"
 
 
-class QueueSettings(TypedDict, total=False):
-    """Settings that can be changed, in the order of the parameters of the SQL function."""
+def _kept(rows: str, option: str) -> Param:
+    return Param(
+        f"How long to keep {rows}: 30d, or forever.",
+        example=7_776_000, least=0, most=1e10, option=option, metavar="DURATION",
+    )  # fmt: skip
 
-    profile: str | None
-    lease_seconds: float | None
-    max_attempts: int | None
-    backoff_seconds: float | None
-    backoff_max_seconds: float | None
-    key_limit: int | None
-    unknown: str | None
-    paused: bool | None
-    closed: bool | None
-    requires: Mapping[str, Any] | None
-    payload_schema: Mapping[str, Any] | None
-    result_schema: Mapping[str, Any] | None
-    keep_completed_seconds: float | None
-    keep_failed_seconds: float | None
-    keep_cancelled_seconds: float | None
-    keep_decisions_seconds: float | None
-    stalled_after_seconds: float | None
-    resubmit_failed: str | None
+
+class QueueSettings(TypedDict, total=False):
+    """Settings that can be changed: one description for declarations, HTTP and commands.
+
+    A setting that is left out stays unchanged. Pausing is an operation of its own.
+    """
+
+    profile: Annotated[
+        Literal["text-v1", "lab-id-v1"],
+        Param("Identity rules: text-v1 or lab-id-v1.", metavar="NAME"),
+    ]
+    lease_seconds: Annotated[
+        float, Param("Length of a lease.", 120, least=0.05, most=86_400, metavar="SECONDS")
+    ]
+    max_attempts: Annotated[
+        int, Param("Maximum number of attempts per batch.", 5, least=1, most=1_000, metavar="N")
+    ]
+    backoff_seconds: Annotated[
+        float,
+        Param(
+            "Wait after the first failed attempt; doubles after each further one.",
+            example=2, least=0, most=86_400, metavar="SECONDS",
+        ),
+    ]  # fmt: skip
+    backoff_max_seconds: Annotated[
+        float,
+        Param("Maximum wait between attempts.", 600, least=0, most=604_800, metavar="SECONDS"),
+    ]
+    key_limit: Annotated[
+        int,
+        Param(
+            "Maximum number of concurrent leases per limit key.",
+            example=1, least=1, most=100_000, metavar="N",
+        ),
+    ]  # fmt: skip
+    unknown: Annotated[
+        Literal["refuse", "accept"],
+        Param("Work without identity: refuse or accept.", metavar="POLICY"),
+    ]
+    closed: Annotated[bool, Param("Refuse or accept new submissions.", option="--closed/--open")]
+    requires: Requirements
+    payload_schema: Annotated[
+        Mapping[str, Any], Param("JSON Schema of payloads.", {"type": "object"}, metavar="JSON")
+    ]
+    result_schema: Annotated[Mapping[str, Any], Param("JSON Schema of results.", metavar="JSON")]
+    keep_completed_seconds: Annotated[float, _kept("completed batches", "--keep-completed")]
+    keep_failed_seconds: Annotated[float, _kept("failed batches", "--keep-failed")]
+    keep_cancelled_seconds: Annotated[float, _kept("cancelled batches", "--keep-cancelled")]
+    keep_decisions_seconds: Annotated[
+        float, _kept("records of duplicates, conflicts and refusals", "--keep-decisions")
+    ]
+    stalled_after_seconds: Annotated[
+        float,
+        Param(
+            "Report claimable batches that wait for longer: 15m by default.",
+            example=900, least=1, most=1e10, metavar="DURATION",
+        ),
+    ]  # fmt: skip
+    resubmit_failed: Annotated[
+        Literal["answer", "retry"],
+        Param(
+            "What a new source does to a FAILED batch: answer (nothing) or retry.", metavar="RULE"
+        ),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +124,9 @@ class BoundedCount:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSummary:
-    """Settings of a queue, and counts of its batches by state."""
+class QueueCounts:
+    """Batches of a queue by state."""
 
-    settings: QueueRow
     ready: BoundedCount
     waiting: BoundedCount
     assigned: BoundedCount
@@ -86,7 +136,14 @@ class QueueSummary:
     cancelled: BoundedCount
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSummary(QueueRow):
+    """Settings of a queue, and counts of its batches."""
+
+    counts: QueueCounts
+
+
 @dataclass(frozen=True, slots=True)
-class QueuePage:
-    rows: tuple[QueueSummary, ...]
-    next: str | None
+class QueueDeleted:
+    tenant: str
+    queue: str

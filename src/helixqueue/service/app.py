@@ -15,7 +15,9 @@ from starlette.exceptions import HTTPException
 from helixqueue import __version__
 from helixqueue.errors import HelixError, Refused
 from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
+from helixqueue.operations import letters, queues
 from helixqueue.service.admission import AdmissionMiddleware, OperationRoute
+from helixqueue.service.derived_routes import routes_of
 from helixqueue.service.errors import handle_error
 from helixqueue.service.openapi.document import document, plain_document
 from helixqueue.service.problems import Problem
@@ -30,11 +32,10 @@ from helixqueue.service.routes import (
     identities,
     leases,
     ledgers,
-    letters,
     login,
     proof,
-    queues,
     tokens,
+    workers,
 )
 from helixqueue.service.service import Service
 from helixqueue.service.settings import MAX_BODY_BYTES
@@ -46,9 +47,10 @@ if TYPE_CHECKING:
 
 # Hot routes first: a path is compared with one route after the other.
 ROUTERS = (
-    batches.hot_routes, leases.routes, batch_actions.routes, batches.routes, queues.routes,
-    changes.routes, identities.routes, fences.routes, letters.routes, ledgers.routes, feeds.routes,
-    checks.routes, tokens.routes, login.routes, proof.routes, health.routes,
+    batches.hot_routes, leases.routes, batch_actions.routes, batches.routes, routes_of(queues),
+    workers.routes, changes.routes, identities.routes, fences.routes, routes_of(letters),
+    ledgers.routes, feeds.routes, checks.routes, tokens.routes, login.routes, proof.routes,
+    health.routes,
 )  # fmt: skip
 # Every response below 500 means that nothing was done, so the key may be used again.
 _NOTHING_DONE = BEFORE_THE_EFFECT | {400, 404, 408, 409, 422}

@@ -64,6 +64,8 @@ class Principal:
             actor=grant.name,
             retry_seconds=settings.retry_seconds,
             identity_log=identity_log,
+            only_queues=grant.queues,
+            sees_payloads=self.sees_payloads,
         )
         self._coalescer = SubmitCoalescer(self.run)
         self._transaction: TenantTransaction | None = None

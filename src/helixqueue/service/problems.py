@@ -18,8 +18,11 @@ from helixqueue.errors import (
     InvalidIdentity,
     InvalidPayload,
     NoResult,
+    NoSuchLetter,
+    NoSuchQueue,
     NotPermitted,
     QueueClosed,
+    QueueNotEmpty,
     Refused,
     Retryable,
     SchemaMismatch,
@@ -199,7 +202,7 @@ class Problem(HTTPException):
 
 def problem_of(error: HelixError, *, values: bool = False) -> Problem:
     """The problem of a HelixQueue error; `values` allows payloads in it."""
-    kind = next((name for error_type, name in _KINDS if isinstance(error, error_type)), "internal")
+    kind = kind_of_error(type(error))
     headers, retry_after = None, None
     if kind == "unauthenticated":
         headers = {"WWW-Authenticate": "Bearer"}
@@ -209,6 +212,10 @@ def problem_of(error: HelixError, *, values: bool = False) -> Problem:
     detail = str(error) if isinstance(error, Refused | InProgress) else PROBLEMS[kind][1]
     members = _members(error, values=values)
     return Problem(kind, detail, retry_after=retry_after, headers=headers, **members)
+
+
+def kind_of_error(error: type[HelixError]) -> str:
+    return next((name for known, name in _KINDS if issubclass(error, known)), "internal")
 
 
 # The first match decides.
@@ -221,6 +228,9 @@ _KINDS: Final[tuple[tuple[type[HelixError], str], ...]] = (
     (NotPermitted, "forbidden"),
     (QueueClosed, "queue-closed"),
     (NoResult, "no-result"),
+    (NoSuchQueue, "no-such-queue"),
+    (NoSuchLetter, "no-such-letter"),
+    (QueueNotEmpty, "queue-not-empty"),
     (Refused, "refused"),
     (InProgress, "in-progress"),
     (Unavailable, "unavailable"),

@@ -163,7 +163,8 @@ class Service:
             )
             if not page.rows:
                 raise no_such_queue(queue)
-            pending = sum(row.ready.number + row.waiting.number for row in page.rows)
+            counts = [row.counts for row in page.rows]
+            pending = sum(item.ready.number + item.waiting.number for item in counts)
             if len(self._pending) >= COUNTED_MAX:
                 self._pending.clear()
             read_at = time.monotonic()

@@ -58,9 +58,6 @@ class _CoalescingCalls:
     """The engine's calls, except that a submit of one row may be merged with others."""
 
     note_refused = staticmethod(calls.note_refused)
-    queue = staticmethod(calls.queue)
-    set_queue = staticmethod(calls.set_queue)
-    delete_queue = staticmethod(calls.delete_queue)
     cancel = staticmethod(calls.cancel)
     retry = staticmethod(calls.retry)
     erase = staticmethod(calls.erase)

@@ -23,7 +23,8 @@ _ROUNDS: Final = 6
 NUMBER_MAX: Final = 2 ** (2 * _HALF_BITS) - 1
 _NONCE_BYTES: Final = 12
 _TAG_BYTES: Final = 8
-_TEXT_BYTES_MAX: Final = 64  # of one BLAKE2b digest
+_TEXT_BYTES_MAX: Final = 128  # a tenant and a queue, with a slash
+_BLOCK_BYTES: Final = 64  # of one BLAKE2b digest
 _REMEMBERED: Final = 512  # the leases of a claim share its number; a renewed lease comes again
 
 
@@ -74,9 +75,12 @@ class TenantCipher:
         return self._xor(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]).decode()
 
     def _xor(self, nonce: bytes, data: bytes) -> bytes:
-        pad = self._pad.copy()
-        pad.update(nonce)
-        return bytes(a ^ b for a, b in zip(data, pad.digest()[: len(data)], strict=True))
+        pads = b""
+        for block in range(0, len(data), _BLOCK_BYTES):
+            pad = self._pad.copy()
+            pad.update(nonce + bytes([block // _BLOCK_BYTES]))
+            pads += pad.digest()
+        return bytes(a ^ b for a, b in zip(data, pads[: len(data)], strict=True))
 
     def _tag_of(self, sealed: bytes) -> bytes:
         tag = self._tag.copy()

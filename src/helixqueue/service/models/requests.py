@@ -24,7 +24,6 @@ from pydantic import (
 
 from helixqueue.engine.tokens import DAYS, DAYS_MAX, LOGIN, OVERLAP_SECONDS_MAX, QUEUES_MAX, Scope
 from helixqueue.errors import Refused
-from helixqueue.identity import PROFILES
 from helixqueue.queues import checked_requires
 from helixqueue.queues.schema_bounds import MAX_SCHEMA_BYTES
 from helixqueue.records.lease import LeaseRef, Settlement, Token
@@ -231,42 +230,8 @@ class Resources(RequestModel):
             raise ValueError(str(refused)) from None
 
 
-# Retention of finished batches in seconds; 0 keeps them forever. Keys are always kept.
-Retention = Annotated[StrictFloat, Field(ge=0, le=1e10, allow_inf_nan=False, examples=[7_776_000])]
-
-
 class LoginRequest(RequestModel):
     code: Annotated[str, Field(pattern=f"^{LOGIN.pattern}$", examples=["hl_" + "A" * 43])]
-
-
-class QueueRequest(RequestModel):
-    """Settings of a queue; those left out stay unchanged."""
-
-    reason: Reason
-    profile: Literal["text-v1", "lab-id-v1"] | None = None
-    lease_seconds: Seconds | None = None
-    max_attempts: Annotated[StrictInt, Field(ge=1, le=1_000)] | None = None
-    backoff_seconds: Annotated[Delay, Field(le=86_400)] | None = None
-    backoff_max_seconds: Delay | None = None
-    key_limit: Annotated[StrictInt, Field(ge=1, le=100_000)] | None = None
-    unknown: Literal["refuse", "accept"] | None = None
-    closed: StrictBool | None = None
-    requires: dict[str, Any] | None = Field(None, examples=[{"gpus": 1}])
-    payload_schema: SchemaDocument | None = Field(None, examples=[{"type": "object"}])
-    result_schema: SchemaDocument | None = None
-    keep_completed_seconds: Retention | None = None
-    keep_failed_seconds: Retention | None = None
-    keep_cancelled_seconds: Retention | None = None
-    keep_decisions_seconds: Retention | None = None
-    stalled_after_seconds: (
-        Annotated[float, Field(ge=1, le=1e10, allow_inf_nan=False, examples=[900])] | None
-    ) = None
-    resubmit_failed: Literal["answer", "retry"] | None = Field(
-        None, description="Whether a new source retries a FAILED batch."
-    )
-
-
-assert set(PROFILES) == {"text-v1", "lab-id-v1"}  # noqa: S101 - QueueBody lists them
 
 
 class LeaseItem(RequestModel):

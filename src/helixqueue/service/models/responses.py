@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import orjson
@@ -19,7 +19,6 @@ from helixqueue.records.batch import (
     OutcomeRow,
     identity_value,
 )
-from helixqueue.records.queue import BoundedCount, QueueRow, QueueSummary
 from helixqueue.records.submission import DecisionWord
 from helixqueue.records.worker import WorkerRow
 from helixqueue.service.problems import ProblemResponse, problem_of
@@ -76,21 +75,6 @@ class OutcomeResponse(OutcomeRow):
 class ActionsResponse(BaseModel):
     answers: list[ActionResult]
     next: str | None = Field(description="More batches may match: pass it as `after`.")
-
-
-@dataclass(frozen=True, slots=True)
-class QueueResponse(QueueRow):
-    counts: dict[str, BoundedCount] | None = None
-
-
-class QueuePageResponse(BaseModel):
-    queues: list[QueueResponse]
-    next: str | None
-
-
-class QueueDeletedResponse(BaseModel):
-    queue: str
-    answer: Literal["deleted"]
 
 
 class WorkerPageResponse(BaseModel):
@@ -169,14 +153,6 @@ def outcome(row: OutcomeRow, *, values: bool) -> OutcomeResponse:
 def action(result: ActionResult, *, with_identity: bool) -> ActionResult:
     """The answer; queue, identity and revision only for a token that may read batches."""
     return result if with_identity else replace(result, queue=None, identity=(), revision=None)
-
-
-def queue(row: QueueRow, summary: QueueSummary | None = None) -> QueueResponse:
-    counts = None
-    if summary is not None:
-        counts = _members(summary)
-        del counts["settings"]
-    return QueueResponse(**_members(row), counts=counts)
 
 
 def worker(row: WorkerRow) -> WorkerRow:

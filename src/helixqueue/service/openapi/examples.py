@@ -128,7 +128,6 @@ _QUEUE = {
     "keep_decisions_seconds": 0.0,
     "stalled_after_seconds": 900.0,
     "resubmit_failed": "answer",
-    "counts": None,
 }
 _ZERO = {"number": 0, "more": False}
 _COUNTS = dict.fromkeys(("waiting", "assigned", "failed", "cancelled"), _ZERO) | {
@@ -215,7 +214,7 @@ OPERATIONS: Final[dict[str, Example]] = {
         {"answers": [_action_result("CANCELLED")], "next": None},
         request={"reason": "flow cell replaced", "queue": "basecall", "state": "PENDING"},
     ),
-    "list_queues": Example({"queues": [{**_QUEUE, "counts": _COUNTS}], "next": None}),
+    "list_queues": Example({"rows": [{**_QUEUE, "counts": _COUNTS}], "next": None}),
     "show_queue": Example({**_QUEUE, "counts": _COUNTS}),
     "show_settings": Example(_QUEUE),
     "set_queue": Example(
@@ -232,7 +231,7 @@ OPERATIONS: Final[dict[str, Example]] = {
     "pause_queue": Example({**_QUEUE, "paused": True}, request={"reason": "flow cell exchange"}),
     "resume_queue": Example(_QUEUE, request={"reason": "flow cell exchanged"}),
     "delete_queue": Example(
-        {"queue": "basecal", "answer": "deleted"}, request={"reason": "a typing error"}
+        {"tenant": "lab", "queue": "basecal"}, request={"reason": "a typing error"}
     ),
     "list_refused": Example(
         {
@@ -299,10 +298,10 @@ OPERATIONS: Final[dict[str, Example]] = {
             "seconds": 0.5,
         },
     ),
-    "list_letters": Example({"letters": [LETTER], "next": None}),
+    "list_letters": Example({"rows": [LETTER], "next": None}),
     "show_letter": Example({**LETTER, "fields": {"identity": "S-1", "payload": "{"}}),
     "redrive_letter": Example(_SUBMITTED, request=REDRIVE),
-    "discard_letter": Example({"answer": "ok"}, request=_REASON),
+    "discard_letter": Example({"letter": 7, "answer": "ok"}, request=_REASON),
     **{name: Example(*pair) for name, pair in LEDGER_EXAMPLES.items()},
     "changes": Example(_CHANGE),
     "list_fences": Example({"fences": [FENCED], "next": None}),

@@ -7,26 +7,23 @@ engine does not recognise carry a request key.
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, key_bytes
 from helixqueue.records.batch import ActionResult
 from helixqueue.records.lease import ClaimResult, LeaseRow, Token, WriteResult
-from helixqueue.records.queue import QueueRow
 from helixqueue.records.submission import Receipt, SubmittedRow
 from helixqueue.states import State
-from helixqueue.transport.http.call import HttpCall, at, get, post, to_json, unless
+from helixqueue.transport.http.call import HttpCall, at, post, to_json, unless
 from helixqueue.transport.http.problem import error_from
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from helixqueue.records.lease import LeaseRef, Settlement
-    from helixqueue.records.queue import QueueDeletion, QueueSettings
     from helixqueue.records.submission import SubmissionRow
 
 T = TypeVar("T")
@@ -39,8 +36,6 @@ ENVELOPE_BYTES = 8_192  # around one row: member names, options, the list
 PAYLOAD_BYTES_MAX = BODY_BYTES_MAX - ENVELOPE_BYTES
 CLAIM_MAX = 100
 SETTLE_MAX = 100
-DECLARED = "as a client declares it"
-_QUEUE_FIELDS = [field.name for field in fields(QueueRow)]
 
 
 def submit(
@@ -108,52 +103,6 @@ def note_refused(
     """Record identities that violate their profile: raw bytes and reason."""
     document = [{"raw": raw.hex(), "why": why} for raw, why in refused]
     return post(at("queues", queue, "refused"), {"refused": document}, lambda _: None)
-
-
-def queue(*, tenant: str, queue: str) -> HttpCall[QueueRow | None]:  # noqa: ARG001
-    call: HttpCall[QueueRow | None] = get(at("queues", queue, "settings"), read_queue)
-    return unless("no-such-queue", call, lambda _: None)
-
-
-def set_queue(
-    *,
-    tenant: str,  # noqa: ARG001
-    queue: str,
-    actor: str | None = None,  # noqa: ARG001
-    reason: str = DECLARED,
-    **settings: Unpack[QueueSettings],
-) -> HttpCall[QueueRow]:
-    """Declare a queue or change some of its settings; what is not named stays as it is."""
-    named = {name: value for name, value in settings.items() if value is not None}
-    paused = named.pop("paused", None)
-    if paused is None:
-        body = {"reason": reason, **named}
-        return post(at("queues", queue), body, read_queue, method="PUT", needs_key=True)
-    if named:
-        raise Refused(
-            f"queue {queue}: expected `paused` alone, got it with {', '.join(sorted(named))}; "
-            "over HTTP these are two requests"
-        )
-    verb = "pause" if paused else "resume"
-    return post(at("queues", queue, verb), {"reason": reason}, read_queue, needs_key=True)
-
-
-def delete_queue(
-    *,
-    tenant: str,  # noqa: ARG001
-    queue: str,
-    reason: str,
-    actor: str | None = None,  # noqa: ARG001
-) -> HttpCall[QueueDeletion]:
-    call: HttpCall[QueueDeletion] = post(
-        at("queues", queue, "delete"), {"reason": reason}, lambda _: "deleted", needs_key=True
-    )
-    call = unless("no-such-queue", call, lambda _: "absent")
-    return unless("queue-not-empty", call, lambda _: "not_empty")
-
-
-def read_queue(document: dict[str, Any]) -> QueueRow:
-    return QueueRow(**{name: document[name] for name in _QUEUE_FIELDS})
 
 
 # Actions of people.

@@ -14,8 +14,11 @@ from helixqueue.errors import (
     InvalidIdentity,
     InvalidPayload,
     NoResult,
+    NoSuchLetter,
+    NoSuchQueue,
     NotPermitted,
     QueueClosed,
+    QueueNotEmpty,
     Refused,
     ResultGone,
     Retryable,
@@ -111,7 +114,10 @@ _ERRORS: Final[dict[str, Callable[[str, dict[str, Any], float | None], HelixErro
         message, code=str(document.get("code")), path=str(document.get("pointer") or "")
     ),
     "illegal-transition": lambda message, *_: IllegalTransition(message),
+    "no-such-queue": lambda message, *_: NoSuchQueue(message),
+    "no-such-letter": lambda message, *_: NoSuchLetter(message),
     "queue-closed": lambda message, *_: QueueClosed(message),
+    "queue-not-empty": lambda message, *_: QueueNotEmpty(message),
     "no-result": lambda message, document, _: NoResult(
         message, state=str(document.get("state")), failure=document.get("failure")
     ),

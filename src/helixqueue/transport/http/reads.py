@@ -19,19 +19,16 @@ from helixqueue.records.batch import (
     RefusalRow,
     SourceRow,
 )
-from helixqueue.records.queue import BoundedCount, QueuePage, QueueSummary
 from helixqueue.records.worker import WorkerPage, WorkerRow
 from helixqueue.states import State
 from helixqueue.transport.http import identities as identity_reads
 from helixqueue.transport.http.call import HttpCall, at, get, unless
-from helixqueue.transport.http.calls import read_identity, read_queue
+from helixqueue.transport.http.calls import read_identity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 T = TypeVar("T")
-COUNT_BOUND = 1_000
-_COUNTS = ("ready", "waiting", "assigned", "running", "completed", "failed", "cancelled")
 _TIMES = {
     "at", "created_at", "deadline", "due", "finished_at", "claimed_at", "started_at", "ended_at",
     "first_at", "last_at", "run_at", "expires_at", "retired_at", "first_seen", "last_seen",
@@ -129,38 +126,6 @@ def events(*, ids: Sequence[UUID], after: int = 0) -> HttpCall[dict[UUID, list[E
         return {batch_id: [step for step in steps if step.version > after]}
 
     return unless("no-such-batch", get(at("batches", batch_id), read), lambda _: {batch_id: []})
-
-
-def queues(
-    *,
-    tenant: str | None = None,  # noqa: ARG001
-    queue: str | None = None,
-    bound: int = COUNT_BOUND,
-    after: str | None = None,
-    limit: int = 50,
-) -> HttpCall[QueuePage]:
-    """A page of queues, settings and counts, by name; nothing is counted past `bound`.
-
-    That is at most 10,000.
-    """
-    count = [("count_to", str(bound))]
-    if queue is not None:
-        item = get(
-            at("queues", queue), lambda document: QueuePage((_read_summary(document),), None), count
-        )
-        return unless("no-such-queue", item, lambda _: QueuePage((), None))
-    return get(
-        at("queues"),
-        lambda document: QueuePage(
-            tuple(_read_summary(item) for item in document["queues"]), document["next"]
-        ),
-        [*count, ("limit", str(limit)), *([] if after is None else [("after", after)])],
-    )
-
-
-def _read_summary(document: dict[str, Any]) -> QueueSummary:
-    counts = [BoundedCount(**document["counts"][name]) for name in _COUNTS]
-    return QueueSummary(read_queue(document), *counts)
 
 
 def workers(

@@ -7,10 +7,12 @@ import uuid
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from helixqueue.errors import HelixError
+from helixqueue.errors import HelixError, NoSuchQueue
 from helixqueue.failpoints import failpoint
+from helixqueue.operations import queues
 from helixqueue.transport.http import calls, reads
 from helixqueue.transport.http.connection import AsyncHttpConnection, ServiceAddress
+from helixqueue.transport.http.derived_calls import request_of
 from helixqueue.transport.protocol import ClaimResult
 
 if TYPE_CHECKING:
@@ -115,8 +117,11 @@ class HttpTransport:
             for event in events
         )
 
-    async def queue(self, tenant: str, name: str) -> QueueRow | None:
-        return await self._run(calls.queue(tenant=tenant, queue=name))
+    async def queue(self, tenant: str, name: str) -> QueueRow | None:  # noqa: ARG002 - the token's
+        try:
+            return await self._run(request_of(queues.show_settings, {"queue": name}))
+        except NoSuchQueue:
+            return None
 
     async def hello(self, status: dict[str, Any]) -> None:
         await self._run(calls.hello(worker=self.worker, report=status))
