@@ -134,7 +134,11 @@ def test_service_accepts_every_request_example(http, operation):
         if DOCUMENT["paths"][path][method.lower()] is operation
     ]
     media = operation["requestBody"]["content"]["application/json"]
-    answer = http.request(method, path.format(**examples.PARAMETERS), json=media["example"])
+    parameters = examples.PARAMETERS
+    if "{feed}" in path and method != "PUT":
+        # The example declares its feed; positions of that feed cannot be written down beforehand.
+        parameters = parameters | {"feed": "absent"}
+    answer = http.request(method, path.format(**parameters), json=media["example"])
     assert str(answer.status_code) in operation["responses"]
     # Batch, lease and token of the examples do not exist, but the requests are valid.
     assert answer.status_code in {200, 201, 204, 404, 409}, answer.text
