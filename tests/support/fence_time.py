@@ -31,9 +31,11 @@ alter function helix.test_pass_fence_time owner to helix_engine;
 _RESTATE = """
 alter table helix.fence_event disable trigger a_guard;
 update helix.fence_event e
-set content = helix.fence_content(f.key, f.tenant, f.name, f.identity, f.fingerprint, f.secret, f.effect, f.form,
-                                  f.digest, f.omitted, f.first_at, f.sealed_at, f.answer_until, f.until)
-from helix.fence f where f.life = e.life and f.version = e.version and f.key = decode('{key}', 'hex');
+set content = helix.fence_content(
+  f.key, f.tenant, f.name, f.identity, f.fingerprint, f.secret, f.effect, f.form, f.digest,
+  f.omitted, f.first_at, f.sealed_at, f.answer_until, f.until)
+from helix.fence f
+where f.life = e.life and f.version = e.version and f.key = decode('{key}', 'hex');
 alter table helix.fence_event enable always trigger a_guard;
 """
 
