@@ -56,7 +56,7 @@ def test_refused_identities_are_listed_with_their_bytes(clients, module_database
     for place in (("--dsn", module_database.dsn()), ("--url", site.url, "--token", site.token())):
         tenant = () if place[0] == "--url" else ("--tenant", "a")
         listed = json.loads(helixq("identity", "refused", lab.q, *place, *tenant, "--json").out)
-        assert [row["raw_hex"] for row in listed["refused"]] == expected
+        assert [row["raw_hex"] for row in listed["rows"]] == expected
 
 
 def test_other_tenants_see_no_refused_identities(module_database, site):
@@ -65,8 +65,8 @@ def test_other_tenants_see_no_refused_identities(module_database, site):
     with HelixQueue(module_database.dsn(), "a") as helix, pytest.raises(InvalidIdentity):
         helix.submit(lab.q, identity="S\u200b", payload={})
     with site.client("read", tenant="b") as http:
-        assert http.get(f"/v1/queues/{lab.q}/refused").json()["refused"] == []
-        assert http.get(f"/v1/queues/{lab.q}/identities").json()["identities"] == []
+        assert http.get(f"/v1/queues/{lab.q}/refused").json()["rows"] == []
+        assert http.get(f"/v1/queues/{lab.q}/identities").json()["rows"] == []
     with site.client("submit") as http:
         assert http.get(f"/v1/queues/{lab.q}/refused").status_code == 403
 

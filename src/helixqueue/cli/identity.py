@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from helixqueue.cli import connection, options, pages, show, times
+from helixqueue.cli import connection, operation, options, show, times
 from helixqueue.cli.command import command
-from helixqueue.identity.canonical import Identity
+from helixqueue.cli.derived_commands import verb
 from helixqueue.identity.twins import find_twins
+from helixqueue.operations import identities
 from helixqueue.records.batch import identity_value
 
 if TYPE_CHECKING:
     from helixqueue.records.identity import RefusedIdentityRow
+    from helixqueue.records.page import Page
 
 app = typer.Typer(no_args_is_help=True, help="Identities: refused, twins.")
 
@@ -25,37 +26,13 @@ def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="identity")
 
 
-@command(app, "refused", example="helixq identity refused basecall")
-@connection.service_or_database
-def _refused(
-    queue: InQueue,
-    *,
-    limit: options.Limit = 50,
-    after: options.After = None,
-    tenant: options.Tenant = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """List identities that were refused, newest first.
-
-    With the reason and the raw bytes in hex, so that a lab can find the tube or the row of a sheet.
-    """
-    with connection.open_target() as target:
-        owner = connection.tenant_to_change(target, tenant)
-
-        def read(**page: Any) -> Any:  # noqa: ANN401 - a page of either transport
-            return target.reads.refused(tenant=owner, queue=queue, **page)
-
-        rows, cursor = pages.read_rows(target, read, limit, after)
-    if as_json:
-        listed = [asdict(row) | {"at": row.at.isoformat()} for row in rows]
-        show.as_json({"refused": listed, "next": cursor})
-        return
+@verb(app, "refused", identities.list_refused, example="helixq identity refused basecall")
+def _refused(page: Page[RefusedIdentityRow]) -> None:
     show.table(
         ("time", "text", "raw bytes", "reason", "by"),
-        [(times.to_seconds(r.at), _text(r), r.raw_hex, r.why, r.actor) for r in rows],
+        [(times.to_seconds(r.at), _text(r), r.raw_hex, r.why, r.actor) for r in page.rows],
         empty="no refused identities",
     )
-    pages.print_next(cursor)
 
 
 def _text(row: RefusedIdentityRow) -> str:
@@ -77,13 +54,10 @@ def _twins(
     scripts): several batches, perhaps by mistake. Nothing is merged.
     """
     with connection.open_target() as target:
-        owner = connection.tenant_to_change(target, tenant)
-
-        def read(**page: Any) -> Any:  # noqa: ANN401 - a page of either transport
-            return target.reads.identities(tenant=owner, queue=queue, **page)
-
-        stored = list(pages.read_all(target, read))
-    groups = find_twins(Identity(row.raw or row.identity, row.identity, "") for row in stored)
+        stored = operation.run(
+            target, tenant, None, lambda operations: identities.stored_identities(operations, queue)
+        )
+    groups = find_twins(stored)
     if as_json:
         show.as_json(
             {

@@ -9,12 +9,8 @@ from helixqueue.engine.calls import identity_parts
 from helixqueue.errors import Refused
 from helixqueue.postgres.call import Call
 from helixqueue.postgres.statements import sql_texts
-from helixqueue.records.identity import (
-    IdentityPage,
-    RefusedIdentityRow,
-    RefusedPage,
-    StoredIdentity,
-)
+from helixqueue.records.identity import RefusedIdentityRow, StoredIdentity
+from helixqueue.records.page import Page
 
 if TYPE_CHECKING:
     from helixqueue.postgres.call import Row
@@ -26,13 +22,13 @@ _LAST: Final = 2**63 - 1
 
 def refused(
     *, tenant: str, queue: str, after: str | None = None, limit: int = 50
-) -> Call[RefusedPage]:
+) -> Call[Page[RefusedIdentityRow]]:
     """Refused identities of a queue, newest first."""
     before = _LAST if after is None else _numbers(after, 1)[0]
 
-    def read(rows: list[Row]) -> RefusedPage:
+    def read(rows: list[Row]) -> Page[RefusedIdentityRow]:
         shown = rows[:limit]
-        return RefusedPage(
+        return Page(
             tuple(RefusedIdentityRow(*row[1:]) for row in shown),
             str(shown[-1][0]) if len(rows) > limit else None,
         )
@@ -42,18 +38,18 @@ def refused(
 
 def identities(
     *, tenant: str, queue: str, after: str | None = None, limit: int = 500
-) -> Call[IdentityPage]:
+) -> Call[Page[StoredIdentity]]:
     """Identities of a queue in the order of their arrival; batches without one are left out."""
     microseconds, last = (0, 0) if after is None else _numbers(after, 2)
     position = _EPOCH + timedelta(microseconds=microseconds)
 
-    def read(rows: list[Row]) -> IdentityPage:
+    def read(rows: list[Row]) -> Page[StoredIdentity]:
         shown = rows[:limit]
         cursor = None
         if len(rows) > limit:
             created_at, number = shown[-1][:2]
             cursor = f"{(created_at - _EPOCH) // timedelta(microseconds=1)}-{number}"
-        return IdentityPage(
+        return Page(
             tuple(
                 StoredIdentity(batch_id, identity_parts(text), identity_parts(raw))
                 for _, _, batch_id, text, raw in shown

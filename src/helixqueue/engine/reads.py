@@ -11,7 +11,6 @@ from dataclasses import fields, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from helixqueue.engine import identities as identity_reads
 from helixqueue.engine.arrays import plain, texts
 from helixqueue.engine.calls import LEASES_MAX, identity_parts, queue_members
 from helixqueue.engine.cursors import after_queue, after_time, after_worker, demand_page
@@ -65,7 +64,6 @@ _ROWS_SCANNED = {
 # The statement returns its columns in the order of the fields; events give the attempts.
 _DETAIL_COLUMNS = [field.name for field in fields(BatchDetail) if field.name != "attempts"]
 _REFUSAL_COLUMNS = [field.name for field in fields(RefusalRow)]
-identities, refused = identity_reads.identities, identity_reads.refused
 
 
 def batches(

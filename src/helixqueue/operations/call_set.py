@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from helixqueue.operations.operation import Operation
     from helixqueue.operations.steps import AnyCall
     from helixqueue.records.batch import ActionResult, BatchPage, EventRow, OutcomeRow
-    from helixqueue.records.identity import IdentityPage, RefusedPage
     from helixqueue.records.lease import ClaimResult, LeaseRef, Settlement, WriteResult
     from helixqueue.records.submission import SubmissionRow, SubmittedRow
     from helixqueue.states import State
@@ -119,14 +118,6 @@ class ReadCalls(Protocol):
         after: str | None = None,
         limit: int = 50,
     ) -> AnyCall[BatchPage]: ...
-
-    def refused(
-        self, *, tenant: str, queue: str, after: str | None = None, limit: int = 50
-    ) -> AnyCall[RefusedPage]: ...
-
-    def identities(
-        self, *, tenant: str, queue: str, after: str | None = None, limit: int = 500
-    ) -> AnyCall[IdentityPage]: ...
 
 
 @dataclass(frozen=True)

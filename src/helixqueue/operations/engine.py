@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["calls", "letters", "reads"]
+__all__ = ["calls", "identities", "letters", "reads"]
 
 if TYPE_CHECKING:
-    from helixqueue.engine import calls, letters, reads
+    from helixqueue.engine import calls, identities, letters, reads
 else:
     from importlib import import_module
 

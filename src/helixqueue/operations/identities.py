@@ -1,4 +1,4 @@
-"""Lists refused identities and twins, as steps without I/O."""
+"""Refused identities, and the identities of a queue, in which twins are searched."""
 
 from __future__ import annotations
 
@@ -6,14 +6,45 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.identity.canonical import Identity
 from helixqueue.identity.twins import TwinGroup, find_twins
+from helixqueue.operations import engine
+from helixqueue.operations.operation import operation
+from helixqueue.operations.steps import Steps
+from helixqueue.records.identity import RefusedIdentityRow, StoredIdentity
+from helixqueue.records.page import Page
+from helixqueue.records.parameter import MAX_PAGE, Cursor, Limit, QueueName
 
 if TYPE_CHECKING:
     from helixqueue.operations.batches import Operations
-    from helixqueue.operations.steps import Steps
     from helixqueue.queues import Queue
-    from helixqueue.records.identity import IdentityPage, RefusedIdentityRow, RefusedPage
 
-PAGE_ROWS = 500
+
+@operation("GET /v1/queues/{queue}/refused", scope="read")
+def list_refused(
+    operations: Operations, queue: QueueName, *, after: Cursor | None = None, limit: Limit = 50
+) -> Steps[Page[RefusedIdentityRow]]:
+    """List refused identities, newest first.
+
+    With the reason and the raw bytes in hex, so that a lab can find the tube or the row of a sheet.
+    """
+    return operations.ask(
+        engine.identities.refused(tenant=operations.tenant, queue=queue, after=after, limit=limit)
+    )
+
+
+@operation("GET /v1/queues/{queue}/identities", scope="read")
+def list_identities(
+    operations: Operations, queue: QueueName, *, after: Cursor | None = None, limit: Limit = 50
+) -> Steps[Page[StoredIdentity]]:
+    """List the identities of a queue in the order of their arrival.
+
+    `helixq identity twins` reads all pages and groups identities that look alike. Batches without
+    an identity are left out, so a page may be short and still have a `next`.
+    """
+    return operations.ask(
+        engine.identities.identities(
+            tenant=operations.tenant, queue=queue, after=after, limit=limit
+        )
+    )
 
 
 def refused(
@@ -24,13 +55,8 @@ def refused(
     rows: list[RefusedIdentityRow] = []
     after: str | None = None
     while len(rows) < limit:
-        page: RefusedPage = yield from operations.ask(
-            operations.reads.refused(
-                tenant=operations.tenant,
-                queue=known.row.name,
-                after=after,
-                limit=min(limit - len(rows), PAGE_ROWS),
-            )
+        page = yield from list_refused(
+            operations, known.row.name, after=after, limit=min(limit - len(rows), MAX_PAGE)
         )
         rows += page.rows
         after = page.next
@@ -42,15 +68,17 @@ def refused(
 def twins(operations: Operations, queue: Queue[Any, Any] | str) -> Steps[list[TwinGroup]]:
     """List identities of a queue that are easily confused."""
     known = yield from operations.known(queue)
+    stored = yield from stored_identities(operations, known.row.name)
+    return find_twins(stored)
+
+
+def stored_identities(operations: Operations, queue: str) -> Steps[list[Identity]]:
+    """Every identity of a queue."""
     found: list[Identity] = []
     after: str | None = None
     while True:
-        page: IdentityPage = yield from operations.ask(
-            operations.reads.identities(
-                tenant=operations.tenant, queue=known.row.name, after=after, limit=PAGE_ROWS
-            )
-        )
+        page = yield from list_identities(operations, queue, after=after, limit=MAX_PAGE)
         found += [Identity(row.raw or row.identity, row.identity, "") for row in page.rows]
         after = page.next
         if after is None:
-            return find_twins(found)
+            return found

@@ -22,15 +22,27 @@ def identity_value(parts: tuple[str, ...]) -> str | list[str] | None:
     return (parts[0] if len(parts) == 1 else list(parts)) if parts else None
 
 
+def identity_of(value: object) -> tuple[str, ...]:
+    """The parts of an identity, from its JSON or from parts."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    if value is None:
+        return ()
+    raise ValueError("expected a string, a list of strings or null")
+
+
 class _IdentityJson:
-    """Tells pydantic how the HTTP service sends an identity."""
+    """Tells pydantic how the HTTP service sends an identity, and how its client reads it."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:  # noqa: ANN401
         from pydantic_core import core_schema  # noqa: PLC0415 - only the service needs it
 
-        return core_schema.any_schema(
-            serialization=core_schema.plain_serializer_function_ser_schema(identity_value)
+        return core_schema.no_info_plain_validator_function(
+            identity_of,
+            serialization=core_schema.plain_serializer_function_ser_schema(identity_value),
         )
 
     @classmethod

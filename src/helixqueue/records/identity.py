@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
 from uuid import UUID
+
+from helixqueue.records.batch import IdentityParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,21 +19,10 @@ class RefusedIdentityRow:
     why: str
 
 
-class StoredIdentity(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StoredIdentity:
     """The identity of a batch; `raw` is empty where it came in its canonical form."""
 
     batch_id: UUID
-    identity: tuple[str, ...]
-    raw: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedPage:
-    rows: tuple[RefusedIdentityRow, ...]
-    next: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class IdentityPage:
-    rows: tuple[StoredIdentity, ...]
-    next: str | None
+    identity: IdentityParts
+    raw: IdentityParts

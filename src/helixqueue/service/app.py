@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from helixqueue import __version__
 from helixqueue.errors import HelixError, Refused
 from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
-from helixqueue.operations import letters, queues
+from helixqueue.operations import identities, letters, queues
 from helixqueue.service.admission import AdmissionMiddleware, OperationRoute
 from helixqueue.service.derived_routes import routes_of
 from helixqueue.service.errors import handle_error
@@ -29,7 +29,6 @@ from helixqueue.service.routes import (
     feeds,
     fences,
     health,
-    identities,
     leases,
     ledgers,
     login,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 # Hot routes first: a path is compared with one route after the other.
 ROUTERS = (
     batches.hot_routes, leases.routes, batch_actions.routes, batches.routes, routes_of(queues),
-    workers.routes, changes.routes, identities.routes, fences.routes, routes_of(letters),
+    workers.routes, changes.routes, routes_of(identities), fences.routes, routes_of(letters),
     ledgers.routes, feeds.routes, checks.routes, tokens.routes, login.routes, proof.routes,
     health.routes,
 )  # fmt: skip

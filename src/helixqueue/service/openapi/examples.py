@@ -235,7 +235,7 @@ OPERATIONS: Final[dict[str, Example]] = {
     ),
     "list_refused": Example(
         {
-            "refused": [
+            "rows": [
                 {"at": _CREATED, "actor": "uploader", "raw_hex": "532d31e2808b",
                  "why": "U+200B at 3: zero-width characters are refused"},
             ],
@@ -243,7 +243,7 @@ OPERATIONS: Final[dict[str, Example]] = {
         }
     ),
     "list_identities": Example(
-        {"identities": [{"batch_id": BATCH, "identity": "S-1", "raw": None}], "next": None}
+        {"rows": [{"batch_id": BATCH, "identity": "S-1", "raw": None}], "next": None}
     ),
     "list_workers": Example(
         {

@@ -21,7 +21,6 @@ from helixqueue.records.batch import (
 )
 from helixqueue.records.worker import WorkerPage, WorkerRow
 from helixqueue.states import State
-from helixqueue.transport.http import identities as identity_reads
 from helixqueue.transport.http.call import HttpCall, at, get, unless
 from helixqueue.transport.http.calls import read_identity
 
@@ -34,7 +33,6 @@ _TIMES = {
     "first_at", "last_at", "run_at", "expires_at", "retired_at", "first_seen", "last_seen",
 }  # fmt: skip
 _STATES = {"state", "from_state", "to_state"}
-identities, refused = identity_reads.identities, identity_reads.refused
 
 
 def batches(
