@@ -44,12 +44,14 @@ def _list(page: Page[LetterRow]) -> None:
 @verb(app, "show", letters.show_letter, example="helixq letter show 7")
 def _show(letter: LetterDetail) -> None:
     members = shapes.plain(letter)
-    fields = members.pop("fields") or {}
+    fields, body = members.pop("fields") or {}, members.pop("body")
     for name, value in members.items():
         if value is not None:
             show.line(f"{name:<12}{value}")
     for name, text in fields.items():
         show.line(f"field {name}: {text}")
+    if body is not None:
+        show.line(f"base64: {body}")
 
 
 @verb(

@@ -6,6 +6,7 @@ An identity is a string, a list of strings when it has several parts, or null. A
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,8 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any member of a record
         return plain_members(value)
     if isinstance(value, list | tuple):
         return [_plain(element) for element in value]
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
     return value.isoformat() if isinstance(value, datetime) else value
 
 

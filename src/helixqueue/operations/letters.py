@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 Letter = Annotated[
     int, Param("Number of the letter.", example=7, least=1, most=2**63 - 1, metavar="LETTER")
 ]
+Raw = Annotated[bool, Param("Include the bytes of the message.")]
 Status = Annotated[
     LetterStatus | Literal["all"],
     Param("open, redriven, discarded, expired or all.", metavar="WORD"),
@@ -58,7 +59,7 @@ NewRevision = Annotated[
 def without_message(letter: LetterRow) -> LetterRow:
     """A letter for tokens without the scope payloads: its detail may quote the message."""
     hidden = replace(letter, detail=None)
-    return replace(hidden, fields=None) if isinstance(hidden, LetterDetail) else hidden
+    return replace(hidden, fields=None, body=None) if isinstance(hidden, LetterDetail) else hidden
 
 
 @operation("GET /v1/letters", scope="read", redact=without_message)
@@ -88,13 +89,15 @@ def list_letters(
 
 
 @operation("GET /v1/letters/{letter}", scope="read", raises=[NoSuchLetter], redact=without_message)
-def show_letter(operations: Operations, letter: Letter) -> Steps[LetterDetail]:
+def show_letter(operations: Operations, letter: Letter, *, raw: Raw = False) -> Steps[LetterDetail]:
     """Show a letter with the fields of its message.
 
-    Bytes that are not UTF-8 are shown as escapes. Detail and fields need the scope payloads.
+    Bytes that are not UTF-8 are shown as escapes; `raw` adds the stored bytes, in JSON as base64.
+    Detail, fields and bytes need the scope payloads.
     """
     row, body = yield from _find(operations, letter, body=operations.sees_payloads)
-    return LetterDetail.of(row, None if body is None else shown_fields(body))
+    fields = None if body is None else shown_fields(body)
+    return LetterDetail.of(row, fields, body if raw else None)
 
 
 @operation(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 from uuid import UUID
+
+from helixqueue.records.parameter import Base64Json, Payload
 
 LetterReason = Literal[
     "encoding",
@@ -53,7 +55,7 @@ class LetterRow:
     name: str
     source: str  # id of the delivery
     reason: LetterReason
-    detail: str | None
+    detail: Annotated[str | None, Payload]
     status: LetterStatus
     size: int
     complete: bool  # the whole message is stored: it can be redriven
@@ -79,13 +81,13 @@ class StoredLetter(NamedTuple):
 class LetterDetail(LetterRow):
     """A letter with the fields of its message; bytes that are not UTF-8 are escapes."""
 
-    fields: Mapping[str, str] | None
+    fields: Annotated[Mapping[str, str] | None, Payload]
+    body: Annotated[Annotated[bytes, Base64Json] | None, Payload]  # on demand, as it arrived
 
     @classmethod
-    def of(cls, row: LetterRow, message: Mapping[str, str] | None) -> Self:
-        return cls(
-            **{field.name: getattr(row, field.name) for field in fields(row)}, fields=message
-        )
+    def of(cls, row: LetterRow, message: Mapping[str, str] | None, body: bytes | None) -> Self:
+        values = {field.name: getattr(row, field.name) for field in fields(row)}
+        return cls(**values, fields=message, body=body)
 
 
 @dataclass(frozen=True, slots=True)

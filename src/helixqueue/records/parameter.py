@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
@@ -57,6 +58,29 @@ class Param:
         about: dict[str, Any] = {"description": self.text} if self.text else {}
         about |= {} if self.example is None else {"examples": [self.example]}
         return {**handler(schema), **about}
+
+
+class Payload:
+    """Marks a field of a record that holds or quotes a payload: hidden without that scope."""
+
+
+class Base64Json:
+    """Tells pydantic to send bytes as base64."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:  # noqa: ANN401
+        from pydantic_core import core_schema  # noqa: PLC0415 - only the service needs it
+
+        return core_schema.no_info_plain_validator_function(
+            lambda value: value if isinstance(value, bytes) else b64decode(value, validate=True),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda value: b64encode(value).decode()
+            ),
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: object, handler: object) -> dict[str, Any]:
+        return {"type": "string", "format": "byte"}
 
 
 class ParameterKind(NamedTuple):

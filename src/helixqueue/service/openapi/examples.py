@@ -299,7 +299,9 @@ OPERATIONS: Final[dict[str, Example]] = {
         },
     ),
     "list_letters": Example({"rows": [LETTER], "next": None}),
-    "show_letter": Example({**LETTER, "fields": {"identity": "S-1", "payload": "{"}}),
+    "show_letter": Example(
+        {**LETTER, "fields": {"identity": "S-1", "payload": "{"}, "body": None}
+    ),
     "redrive_letter": Example(_SUBMITTED, request=REDRIVE),
     "discard_letter": Example({"letter": 7, "answer": "ok"}, request=_REASON),
     **{name: Example(*pair) for name, pair in LEDGER_EXAMPLES.items()},
