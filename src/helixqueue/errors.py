@@ -11,7 +11,8 @@ HelixError
     NotPermitted             this role may not touch that tenant, queue or function
     NotInTransaction         `within=` needs an open transaction
     QueueClosed              the queue takes no new work now
-    NotFound                 the tenant has no such thing: NoSuchQueue, NoSuchLetter
+    NotFound                 the tenant has no such thing: NoSuchQueue, NoSuchLetter, NoSuchToken
+    NameTaken                the name of a token was used before
     QueueNotEmpty            the queue has or had batches
     NoResult                 the batch ended without one, or it is gone (.state, .failure)
     ResultGone               it took effect, but its answer is not kept (.receipt)
@@ -30,18 +31,27 @@ A message says what was expected, what came, and what to do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
 
 class HelixError(Exception):
-    """The root: catch this to catch everything HelixQueue raises."""
+    """The root: catch this to catch everything HelixQueue raises.
+
+    `kind` names the problem that a service answers with, `exit_status` is that of a command.
+    """
+
+    kind: ClassVar[str] = "internal"
+    exit_status: ClassVar[int] = 8
 
 
 class Refused(HelixError):
     """The answer is no, and asking again with the same words changes nothing."""
+
+    kind = "refused"
+    exit_status = 5
 
 
 class InvalidIdentity(Refused):
@@ -49,6 +59,8 @@ class InvalidIdentity(Refused):
 
     `offset` counts code points in the raw spelling; of a tuple, in the part numbered `part`.
     """
+
+    kind = "invalid-identity"
 
     def __init__(
         self,
@@ -71,6 +83,8 @@ class InvalidIdentity(Refused):
 class InvalidPayload(Refused):
     """Not strict JSON, or larger than its bound; `path` is a JSON Pointer to the place."""
 
+    kind = "invalid-payload"
+
     def __init__(self, message: str, *, code: str, path: str = "") -> None:
         super().__init__(message)
         self.code = code
@@ -82,6 +96,8 @@ class Conflict(Refused):
 
     Of a fenced call, `effect` is the id of the effect that the key belongs to, if it has one.
     """
+
+    kind = "conflict"
 
     def __init__(
         self, message: str, *, diff: list[dict[str, Any]], effect: str | None = None
@@ -102,9 +118,13 @@ class LeaseLost(Refused):
 class IllegalTransition(Refused):
     """There is no such arrow from the state the batch is in."""
 
+    kind = "illegal-transition"
+
 
 class NotPermitted(Refused):
     """This role may not touch that tenant, queue or function."""
+
+    kind = "forbidden"
 
 
 class NotInTransaction(Refused):
@@ -117,25 +137,51 @@ class NotInTransaction(Refused):
 class QueueClosed(Refused):
     """The queue takes no new work now."""
 
+    kind = "queue-closed"
+
 
 class NotFound(Refused):
     """The tenant has no such thing."""
+
+    exit_status = 1
 
 
 class NoSuchQueue(NotFound):
     """The tenant has no queue of that name."""
 
+    kind = "no-such-queue"
+
 
 class NoSuchLetter(NotFound):
     """The tenant has no dead letter of that number."""
+
+    kind = "no-such-letter"
+
+
+class NoSuchToken(NotFound):
+    """The tenant has no valid token of that name."""
+
+    kind = "no-such-token"
+
+
+class NameTaken(Refused):
+    """A token of that name exists or existed; the ledger names actors by it."""
+
+    kind = "name-taken"
+    exit_status = 1
 
 
 class QueueNotEmpty(Refused):
     """The queue has or had batches, so it cannot be deleted."""
 
+    kind = "queue-not-empty"
+    exit_status = 1
+
 
 class NoResult(Refused):
     """The batch ended in `state` without a result; `failure` is the class of what went wrong."""
+
+    kind = "no-result"
 
     def __init__(self, message: str, *, state: str, failure: str | None = None) -> None:
         super().__init__(message)
@@ -157,6 +203,9 @@ class InProgress(HelixError):
     Of a fenced call, `key` names its fence.
     """
 
+    kind = "in-progress"
+    exit_status = 6
+
     def __init__(self, message: str, *, retry_after: float, key: str | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
@@ -168,6 +217,8 @@ class InDoubt(HelixError):
 
     `key` names its fence; with `retry_after`, asking again then may be answered otherwise.
     """
+
+    exit_status = 7
 
     def __init__(
         self, message: str, *, key: str | None = None, retry_after: float | None = None
@@ -183,6 +234,9 @@ class Unavailable(HelixError):
     `retry_after`: seconds to wait, if the server named them.
     """
 
+    kind = "unavailable"
+    exit_status = 3
+
     def __init__(
         self, message: str, *, outcome_unknown: bool = False, retry_after: float | None = None
     ) -> None:
@@ -194,9 +248,15 @@ class Unavailable(HelixError):
 class Retryable(HelixError):
     """A deadlock or a serialisation failure undid the transaction; run it again from its start."""
 
+    kind = "retryable"
+    exit_status = 6
+
 
 class SchemaMismatch(HelixError):
     """The database's schema is older or newer than this release needs; run `helixq migrate`."""
+
+    kind = "not-ready"
+    exit_status = 4
 
 
 class NotInstalled(HelixError):

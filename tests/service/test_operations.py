@@ -19,7 +19,6 @@ from helixqueue.records.letter import LetterDetail, LetterRow
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import Payload
 from helixqueue.records.queue import QueueRow
-from helixqueue.service.problems import kind_of_error
 from helixqueue.transport.http.call import Reply
 from helixqueue.transport.http.derived_calls import request_of
 from tests.support.lab import Lab
@@ -73,7 +72,7 @@ def test_document_states_scope_and_problems_of_the_declaration(name):
     operation, entry = OPERATIONS[name], entry_of(OPERATIONS[name])
     assert entry["operationId"] == name
     assert entry["x-scope"] == operation.scope == TABLE[name].scope
-    declared = {PROBLEM_PREFIX + kind_of_error(error) for error in operation.raises}
+    declared = {PROBLEM_PREFIX + error.kind for error in operation.raises}
     assert declared <= set(entry["x-problems"])
     assert entry["summary"] == operation.summary.removesuffix(".")
 

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from helixqueue.errors import (
-    HelixError,
-    InDoubt,
-    InProgress,
-    NotFound,
-    QueueNotEmpty,
-    Refused,
-    Retryable,
-    SchemaMismatch,
-    Unavailable,
-)
-from helixqueue.up.directory_lock import AlreadyUp
+from helixqueue.errors import HelixError, Refused
 
 
 class Exit(IntEnum):
@@ -37,22 +26,8 @@ class Exit(IntEnum):
 class NoSuchBatch(Refused):
     """No batch has that id, key or identity, or several have."""
 
-
-# The first match decides; the root class comes last.
-_BY_ERROR: tuple[tuple[type[HelixError], Exit], ...] = (
-    (NoSuchBatch, Exit.NO),
-    (NotFound, Exit.NO),
-    (QueueNotEmpty, Exit.NO),
-    (AlreadyUp, Exit.RUNNING),
-    (Unavailable, Exit.UNAVAILABLE),
-    (SchemaMismatch, Exit.SCHEMA),
-    (Refused, Exit.REFUSED),
-    (InProgress, Exit.BUSY),
-    (Retryable, Exit.BUSY),
-    (InDoubt, Exit.IN_DOUBT),
-    (HelixError, Exit.FAILED),
-)
+    exit_status = Exit.NO
 
 
 def exit_for(error: HelixError) -> Exit:
-    return next(code for kind, code in _BY_ERROR if isinstance(error, kind))
+    return Exit(error.exit_status)

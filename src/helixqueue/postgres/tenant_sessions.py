@@ -37,6 +37,8 @@ _SAVEPOINT, _KEEP, _UNDO = "savepoint call", "release savepoint call", "rollback
 class InvalidToken(NotPermitted):
     """The token is unknown, expired or revoked."""
 
+    kind = "unauthenticated"
+
     def __init__(self) -> None:
         super().__init__("the token is unknown, expired or revoked")
 

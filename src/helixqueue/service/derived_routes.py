@@ -18,7 +18,6 @@ from helixqueue.records.parameter import kind_of
 from helixqueue.records.submission import Accepted
 from helixqueue.service.models import responses
 from helixqueue.service.models.requests import RequestModel
-from helixqueue.service.problems import kind_of_error
 from helixqueue.service.routing import PrincipalDep, RequestLogDep, router
 from helixqueue.service.routing import operation as requirements
 
@@ -46,7 +45,9 @@ def routes_of(subject: ModuleType) -> APIRouter:
             description=operation.description,
             response_model=_model(operation.answer),
             **requirements(
-                operation.scope, *map(kind_of_error, operation.raises), fenced=operation.fenced
+                operation.scope,
+                *(error.kind for error in operation.raises),
+                fenced=operation.fenced,
             ),
         )
     return routes

@@ -13,23 +13,13 @@ from starlette.responses import Response
 from helixqueue.errors import (
     Conflict,
     HelixError,
-    IllegalTransition,
     InProgress,
     InvalidIdentity,
     InvalidPayload,
-    NoResult,
-    NoSuchLetter,
-    NoSuchQueue,
-    NotPermitted,
-    QueueClosed,
-    QueueNotEmpty,
     Refused,
-    Retryable,
-    SchemaMismatch,
     Unavailable,
 )
 from helixqueue.fence.http.problem import PREFIX
-from helixqueue.postgres.tenant_sessions import InvalidToken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -202,7 +192,7 @@ class Problem(HTTPException):
 
 def problem_of(error: HelixError, *, values: bool = False) -> Problem:
     """The problem of a HelixQueue error; `values` allows payloads in it."""
-    kind = kind_of_error(type(error))
+    kind = error.kind
     headers, retry_after = None, None
     if kind == "unauthenticated":
         headers = {"WWW-Authenticate": "Bearer"}
@@ -212,31 +202,6 @@ def problem_of(error: HelixError, *, values: bool = False) -> Problem:
     detail = str(error) if isinstance(error, Refused | InProgress) else PROBLEMS[kind][1]
     members = _members(error, values=values)
     return Problem(kind, detail, retry_after=retry_after, headers=headers, **members)
-
-
-def kind_of_error(error: type[HelixError]) -> str:
-    return next((name for known, name in _KINDS if issubclass(error, known)), "internal")
-
-
-# The first match decides.
-_KINDS: Final[tuple[tuple[type[HelixError], str], ...]] = (
-    (InvalidToken, "unauthenticated"),
-    (Conflict, "conflict"),
-    (InvalidIdentity, "invalid-identity"),
-    (InvalidPayload, "invalid-payload"),
-    (IllegalTransition, "illegal-transition"),
-    (NotPermitted, "forbidden"),
-    (QueueClosed, "queue-closed"),
-    (NoResult, "no-result"),
-    (NoSuchQueue, "no-such-queue"),
-    (NoSuchLetter, "no-such-letter"),
-    (QueueNotEmpty, "queue-not-empty"),
-    (Refused, "refused"),
-    (InProgress, "in-progress"),
-    (Unavailable, "unavailable"),
-    (Retryable, "retryable"),
-    (SchemaMismatch, "not-ready"),
-)
 
 
 def _members(error: HelixError, *, values: bool) -> dict[str, Any]:

@@ -22,6 +22,8 @@ RETRY_SECONDS = 0.1
 class AlreadyUp(Refused):
     """Another `helixq up` runs on this directory."""
 
+    exit_status = 9
+
     def __init__(self, directory: Path, pid: int | None, url: str | None) -> None:
         self.directory = str(directory)
         self.pid = pid

@@ -13,9 +13,11 @@ from helixqueue.errors import (
     InProgress,
     InvalidIdentity,
     InvalidPayload,
+    NameTaken,
     NoResult,
     NoSuchLetter,
     NoSuchQueue,
+    NoSuchToken,
     NotPermitted,
     QueueClosed,
     QueueNotEmpty,
@@ -58,6 +60,8 @@ def error_from(
     make = _ERRORS.get(kind)
     if make is not None:
         return make(message, document, retry_after)
+    if kind in _PLAIN:
+        return _PLAIN[kind](message)
     if status == 413 and not kind:
         return Refused("a proxy before the service refused the body (413); it must take 1 MiB")
     if status >= 500 or status in {408, 429} or not kind:
@@ -102,10 +106,17 @@ def _invalid_identity(message: str, document: dict[str, Any], _: float | None) -
     )
 
 
-# By the types that the service and its middleware know; all others are plain refusals.
+# Errors whose only argument is the message, by the kind of their problem.
+_PLAIN: Final[dict[str, type[HelixError]]] = {
+    error.kind: error
+    for error in (
+        IllegalTransition, NameTaken, NoSuchLetter, NoSuchQueue, NoSuchToken, NotPermitted,
+        QueueClosed, QueueNotEmpty, Retryable, SchemaMismatch,
+    )
+}  # fmt: skip
+# Errors with more arguments, and kinds that share an error; all others are plain refusals.
 _ERRORS: Final[dict[str, Callable[[str, dict[str, Any], float | None], HelixError]]] = {
     "unauthenticated": lambda message, *_: NotPermitted(message),
-    "forbidden": lambda message, *_: NotPermitted(message),
     "conflict": lambda message, document, _: Conflict(
         message, diff=list(document.get("diff") or [])
     ),
@@ -113,11 +124,6 @@ _ERRORS: Final[dict[str, Callable[[str, dict[str, Any], float | None], HelixErro
     "invalid-payload": lambda message, document, _: InvalidPayload(
         message, code=str(document.get("code")), path=str(document.get("pointer") or "")
     ),
-    "illegal-transition": lambda message, *_: IllegalTransition(message),
-    "no-such-queue": lambda message, *_: NoSuchQueue(message),
-    "no-such-letter": lambda message, *_: NoSuchLetter(message),
-    "queue-closed": lambda message, *_: QueueClosed(message),
-    "queue-not-empty": lambda message, *_: QueueNotEmpty(message),
     "no-result": lambda message, document, _: NoResult(
         message, state=str(document.get("state")), failure=document.get("failure")
     ),
@@ -128,8 +134,6 @@ _ERRORS: Final[dict[str, Callable[[str, dict[str, Any], float | None], HelixErro
     "result-expired": lambda message, document, _: ResultGone(
         message, receipt=str(document.get("receipt"))
     ),
-    "retryable": lambda message, _document, _after: Retryable(message),
-    "not-ready": lambda message, *_: SchemaMismatch(message),
     "unavailable": _unavailable,
     "storage-unavailable": _unavailable,
     "too-busy": _unavailable,
