@@ -249,7 +249,7 @@ def test_tokens_can_be_created_rotated_and_revoked_over_http(over_http):
     assert over_http("batch", "list", "--token", made.json["token"]).code == Exit.OK
     rotated = over_http("token", "rotate", name, "--overlap", "0", "--json").json
     assert rotated["generation"] == 2
-    listed = over_http("token", "list", "--json").json["tokens"]
+    listed = over_http("token", "list", "--json").json["rows"]
     assert [item["good"] for item in listed if item["name"] == name] == [False, True]
     revoked = over_http("token", "revoke", name, "--reason", "x", "--json").json
     assert revoked == {"tenant": "a", "name": name, "revoked": 2}
@@ -516,7 +516,7 @@ def test_token_list_reads_every_page(over_http, monkeypatch):
     for n in range(5):
         over_http("token", "create", f"page-{over_http.q}-{n}", "--scope", "read")
     for run in (over_http, over_http.direct):
-        rows = run("token", "list", "--json").json["tokens"]
+        rows = run("token", "list", "--json").json["rows"]
         listed = [(row["tenant"], row["name"], row["generation"]) for row in rows]
         assert listed == sorted(set(listed))
         assert len([name for _, name, _ in listed if name.startswith(f"page-{over_http.q}-")]) == 5

@@ -112,7 +112,7 @@ def test_revoked_token_is_refused_by_the_next_request(site):
     with site.client(name="short-lived") as http:
         assert http.get("/v1/batches").status_code == 200
         response = http.post("/v1/tokens/short-lived/revoke", json={"reason": "done with it"})
-        assert response.json() == {"revoked": 1}
+        assert response.json()["revoked"] == 1
         assert http.get("/v1/batches").status_code == 401
 
 
@@ -130,15 +130,15 @@ def test_tokens_are_created_rotated_listed_and_revoked_over_http(site, http):
     for token in (first, second["token"]):
         with site.client(token=token) as holder:
             assert holder.get("/v1/openapi.json").status_code == 200
-    listed = http.get("/v1/tokens", params={"limit": 1000})
+    listed = http.get("/v1/tokens", params={"limit": 500})
     assert {1, 2} <= {
-        item["generation"] for item in listed.json()["tokens"] if item["name"] == "uploader-2"
+        item["generation"] for item in listed.json()["rows"] if item["name"] == "uploader-2"
     }
     assert first not in listed.text
     page = http.get("/v1/tokens", params={"limit": 1}).json()
     assert page["next"]
     following = http.get("/v1/tokens", params={"limit": 1, "after": page["next"]}).json()
-    assert following["tokens"] != page["tokens"]
+    assert following["rows"] != page["rows"]
 
 
 def test_responses_have_headers_that_prevent_rendering(http):

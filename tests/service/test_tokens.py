@@ -141,7 +141,7 @@ def test_last_use_is_written_at_most_once_per_minute(database, lab):
     token = made(lab, "used")
 
     def used():
-        [row] = lab.run(tokens.list_tokens(tenant="a", name="used"))
+        [row] = lab.run(tokens.list_tokens(tenant="a", name="used")).rows
         return row.last_used_at
 
     assert used() is None
@@ -221,7 +221,7 @@ def test_application_login_cannot_create_tokens(database, lab, role):
         ):
             with pytest.raises(NotPermitted, match="may not give or take tokens of tenant a"):
                 program.run(call)
-        [row] = program.run(tokens.list_tokens(tenant="a", name=name))
+        [row] = program.run(tokens.list_tokens(tenant="a", name=name)).rows
     assert (row.generation, row.revoked_at) == (1, None)
 
 

@@ -140,11 +140,13 @@ def _option(name: str, parameter: Parameter) -> Any:  # noqa: ANN401 - an annota
         typed |= {"min": param.least, "max": param.most} if base is not bool else {}
     if param.metavar == "DURATION":
         kind, typed = float, {**typed, "parser": times.span, "min": None, "max": None}
+    elif get_origin(base) is list:
+        kind = list[str]
     elif get_origin(base) is Literal or _words(base):
         typed["parser"] = partial(_one_of, _words(base))
     elif get_origin(base) is Mapping:
         kind, typed["parser"] = Any, partial(options.parse_object, name)
-    if parameter.in_path:
+    if parameter.positional:
         return Annotated[kind, typer.Argument(**typed)]
     flag = param.option or f"--{name.removesuffix('_seconds').replace('_', '-')}"
     if base is bool:

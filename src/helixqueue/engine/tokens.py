@@ -17,6 +17,7 @@ from helixqueue.errors import Refused
 from helixqueue.identity import check_name
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
+from helixqueue.records.page import Page
 from helixqueue.records.token import TokenRow
 
 if TYPE_CHECKING:
@@ -33,12 +34,11 @@ TENANT_SCOPES: Final = tuple(scope for scope in SCOPES if scope != METRICS_SCOPE
 SERVICE_ROLES: Final = (*(f"helix_{scope}" for scope in TENANT_SCOPES), "helix_delegate")
 TOKEN: Final = re.compile(r"hx_[A-Za-z0-9_-]{43}")
 LOGIN: Final = re.compile(r"hl_[A-Za-z0-9_-]{43}")  # the single-use code of a login link
+_CURSOR: Final = re.compile(r"([^~]+)~([a-z0-9_.-]+)~([0-9]{1,9})")
 LOGIN_SECONDS: Final = 900.0
 SESSION_SECONDS: Final = 43_200.0  # lifetime of the token that a login code is exchanged for
 QUEUES_MAX: Final = 100
 TOKENS_MAX: Final = 1_000
-DAYS: Final = 90  # default lifetime of a token
-DAYS_MAX: Final = 3_650
 OVERLAP_SECONDS_MAX: Final = 30 * 86_400.0
 
 
@@ -154,10 +154,11 @@ def list_tokens(
     *,
     tenant: str | None = None,
     name: str | None = None,
-    after: tuple[str, str, int] | None = None,
+    after: str | None = None,
     limit: int = TOKENS_MAX,
-) -> Call[list[TokenRow]]:
-    after_tenant, after_name, generation = after or ("", "", 0)
+) -> Call[Page[TokenRow]]:
+    """Read a page of tokens by tenant, name and generation."""
+    after_tenant, after_name, generation = ("", "", 0) if after is None else _position(after)
     args = {
         "tenant": tenant,
         "name": name,
@@ -166,7 +167,22 @@ def list_tokens(
         "after": generation,
         "limit": limit,
     }
-    return Call(_SQL["tokens"], args, lambda rows: [TokenRow(*row) for row in rows])
+
+    def read(rows: list[Row]) -> Page[TokenRow]:
+        found = tuple(TokenRow(*row) for row in rows)
+        last = found[-1] if len(found) == limit else None
+        cursor = None if last is None else f"{last.tenant}~{last.name}~{last.generation}"
+        return Page(found, cursor)
+
+    return Call(_SQL["tokens"], args, read)
+
+
+def _position(cursor: str) -> tuple[str, str, int]:
+    """Tenant, name and generation of the last token of a page."""
+    if (match := _CURSOR.fullmatch(cursor)) is None:
+        raise Refused(f"after: expected `next` of the previous page, got {cursor[:80]!a}")
+    tenant, name, generation = match.groups()
+    return tenant, name, int(generation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["calls", "identities", "letters", "reads"]
+__all__ = ["calls", "identities", "letters", "reads", "tokens"]
 
 if TYPE_CHECKING:
-    from helixqueue.engine import calls, identities, letters, reads
+    from helixqueue.engine import calls, identities, letters, reads, tokens
 else:
     from importlib import import_module
 

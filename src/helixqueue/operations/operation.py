@@ -51,6 +51,7 @@ class Parameter(NamedTuple):
     default: Any  # UNCHANGED: none
     required: bool
     in_path: bool
+    positional: bool = False  # on the command line an argument, not an option
 
 
 class Operation(Generic[P, T]):
@@ -66,12 +67,13 @@ class Operation(Generic[P, T]):
         fenced: bool,
         computes: bool,
         redact: Callable[[Any], Any] | None,
+        status: int,
     ) -> None:
         self.function = function
         self.name = function.__name__
         self.method, self.path = route.split(" ")
         self.scope, self.raises, self.redact = scope, raises, redact
-        self.fenced, self.computes = fenced, computes
+        self.fenced, self.computes, self.status = fenced, computes, status
         self.__doc__ = inspect.cleandoc(function.__doc__ or "")
         self.summary, _, self.description = self.__doc__.partition("\n\n")
 
@@ -106,7 +108,10 @@ class Operation(Generic[P, T]):
             else:
                 required = item.default is inspect.Parameter.empty
                 in_path = f"{{{item.name}}}" in self.path
-                found[item.name] = Parameter(annotation, item.default, required, in_path)
+                positional = item.kind is not inspect.Parameter.KEYWORD_ONLY
+                found[item.name] = Parameter(
+                    annotation, item.default, required, in_path, positional
+                )
         return found
 
     @cached_property
@@ -135,6 +140,7 @@ def operation(
     fenced: bool = False,
     computes: bool = False,
     redact: Callable[[Any], Any] | None = None,
+    status: int = 200,
 ) -> Callable[[Callable[Concatenate[Operations, P], Steps[T]]], Operation[P, T]]:
     """Declare an operation.
 
@@ -145,12 +151,13 @@ def operation(
     fenced: the service accepts an idempotency key, and its client sends one.
     computes: it may hold the event loop of a service, which runs it in a thread.
     redact: what remains of the answer, or of each row of a page, without the scope payloads.
+    status: of the response.
     """
 
     def declare(function: Callable[Concatenate[Operations, P], Steps[T]]) -> Operation[P, T]:
         return Operation(
             function, route, scope=scope, raises=raises, fenced=fenced, computes=computes,
-            redact=redact,
+            redact=redact, status=status,
         )  # fmt: skip
 
     return declare

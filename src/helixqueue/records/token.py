@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 
@@ -23,3 +23,26 @@ class TokenRow:
     reason: str | None
     last_used_at: datetime | None
     good: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedToken(TokenRow):
+    """A new token, shown once. The secret is not part of its `repr`."""
+
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedTokens:
+    tenant: str
+    name: str
+    revoked: int  # tokens of the name that were valid
+
+
+@dataclass(frozen=True, slots=True)
+class LoginCode:
+    """The code of a login link, valid once. The code is not part of its `repr`."""
+
+    code: str = field(repr=False)
+    tenant: str
+    until: datetime

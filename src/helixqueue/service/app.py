@@ -16,6 +16,7 @@ from helixqueue import __version__
 from helixqueue.errors import HelixError, Refused
 from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
 from helixqueue.operations import identities, letters, queues
+from helixqueue.operations import tokens as token_operations
 from helixqueue.service.admission import AdmissionMiddleware, OperationRoute
 from helixqueue.service.derived_routes import routes_of
 from helixqueue.service.errors import handle_error
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 ROUTERS = (
     batches.hot_routes, leases.routes, batch_actions.routes, batches.routes, routes_of(queues),
     workers.routes, changes.routes, routes_of(identities), fences.routes, routes_of(letters),
-    ledgers.routes, feeds.routes, checks.routes, tokens.routes, login.routes, proof.routes,
-    health.routes,
+    ledgers.routes, feeds.routes, checks.routes, tokens.routes, routes_of(token_operations),
+    login.routes, proof.routes, health.routes,
 )  # fmt: skip
 # Every response below 500 means that nothing was done, so the key may be used again.
 _NOTHING_DONE = BEFORE_THE_EFFECT | {400, 404, 408, 409, 422}

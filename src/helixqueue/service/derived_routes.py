@@ -44,6 +44,7 @@ def routes_of(subject: ModuleType) -> APIRouter:
             summary=operation.summary.removesuffix("."),
             description=operation.description,
             response_model=_model(operation.answer),
+            status_code=operation.status,
             **requirements(
                 operation.scope,
                 *(error.kind for error in operation.raises),

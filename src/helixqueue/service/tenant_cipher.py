@@ -23,7 +23,7 @@ _ROUNDS: Final = 6
 NUMBER_MAX: Final = 2 ** (2 * _HALF_BITS) - 1
 _NONCE_BYTES: Final = 12
 _TAG_BYTES: Final = 8
-_TEXT_BYTES_MAX: Final = 128  # a tenant and a queue, with a slash
+_TEXT_BYTES_MAX: Final = 160  # a tenant, the name of a token and its generation
 _BLOCK_BYTES: Final = 64  # of one BLAKE2b digest
 _REMEMBERED: Final = 512  # the leases of a claim share its number; a renewed lease comes again
 

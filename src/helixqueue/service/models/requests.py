@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from helixqueue.engine.tokens import DAYS, DAYS_MAX, LOGIN, OVERLAP_SECONDS_MAX, QUEUES_MAX, Scope
+from helixqueue.engine.tokens import LOGIN
 from helixqueue.errors import Refused
 from helixqueue.queues import checked_requires
 from helixqueue.queues.schema_bounds import MAX_SCHEMA_BYTES
@@ -314,18 +314,6 @@ class WaitRequest(RequestModel):
         None, description="`mark` of the previous response: later submissions count."
     )
     seconds: Annotated[StrictFloat, Field(ge=0, le=MAX_WAIT_SECONDS, allow_inf_nan=False)] = 10.0
-
-
-class CreateTokenRequest(RequestModel):
-    name: Name
-    scopes: Annotated[list[Scope], Field(min_length=1, max_length=7)]
-    queues: Annotated[list[Name], Field(min_length=1, max_length=QUEUES_MAX)] | None = None
-    days: Annotated[StrictInt, Field(ge=1, le=DAYS_MAX)] = DAYS
-
-
-class RotateTokenRequest(RequestModel):
-    days: Annotated[StrictInt, Field(ge=1, le=DAYS_MAX)] = DAYS
-    overlap_seconds: Annotated[StrictFloat, Field(ge=0, le=OVERLAP_SECONDS_MAX)] = 86_400.0
 
 
 def read_token(text: str, cipher: TenantCipher) -> Token:

@@ -335,7 +335,7 @@ OPERATIONS: Final[dict[str, Example]] = {
         }
     ),
     "offer_login": Example({"code": "hl_" + "A" * 43, "tenant": "lab", "until": _ENDED}),
-    "list_tokens": Example({"tokens": [_TOKEN], "next": None}),
+    "list_tokens": Example({"rows": [_TOKEN], "next": None}),
     "create_token": Example(
         {**_TOKEN, "token": "hx_" + "x" * 43},
         request={
@@ -349,7 +349,10 @@ OPERATIONS: Final[dict[str, Example]] = {
         {**_TOKEN, "generation": 2, "token": "hx_" + "x" * 43},
         request={"days": 90, "overlap_seconds": 3600},
     ),
-    "revoke_token": Example({"revoked": 2}, request={"reason": "the laptop was lost"}),
+    "revoke_token": Example(
+        {"tenant": "lab", "name": "uploader", "revoked": 2},
+        request={"reason": "the laptop was lost"},
+    ),
     "live": Example({"status": "live"}),
     "ready": Example({
         "status": "ready",
