@@ -11,9 +11,8 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 # Test processes: one more than cores, because many tests wait for a lease to expire.
 JOBS   ?= $(shell echo $$(($(CORES) + 1)))
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadgroup --durations 15
-# On a machine whose cores are busy elsewhere, a test that awaits something can run out of time. Tests
-# that failed in parallel run once more, one at a time; one that fails again fails the run.
-RETRY  = [ $$? -eq 1 ] && echo "== once more, one at a time: what failed above" && $(BIN)/pytest --last-failed
+# Tests that failed in parallel run once more, one at a time; one that fails again fails the run.
+RETRY  = [ $$? -eq 1 ] && $(BIN)/python -m tests.support.rerun
 POSTGRES_15 := /usr/lib/postgresql/15/bin
 
 # The parts of `check`, which run in parallel.
@@ -66,19 +65,21 @@ POOLED := $(patsubst %,tests/engine/test_%.py,submit claim settle operator_calls
   tenant_isolation) tests/service/test_tenant_isolation.py tests/postgres/test_pooler.py
 
 test: check ## Run all checks, then all tests, and some again on PostgreSQL 15 and behind pgbouncer
+	@rm -f .flaky
 	$(PYTEST) || { $(RETRY); }
 	@if [ -x $(POSTGRES_15)/postgres ]; then \
 	  echo "== engine on PostgreSQL 15"; \
-	  export HELIX_TEST_POSTGRES=$(POSTGRES_15); $(PYTEST) $(ON_15) || { $(RETRY) $(ON_15); }; \
+	  export HELIX_TEST_POSTGRES=$(POSTGRES_15); $(PYTEST) $(ON_15) || { $(RETRY); }; \
 	else \
 	  echo "== skipped: engine on PostgreSQL 15 (apt-get install postgresql-15)"; \
 	fi
 	@if command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ]; then \
 	  echo "== engine and tenant isolation behind pgbouncer in transaction mode"; \
-	  export HELIX_TEST_POOLER=pgbouncer; $(PYTEST) $(POOLED) || { $(RETRY) $(POOLED); }; \
+	  export HELIX_TEST_POOLER=pgbouncer; $(PYTEST) $(POOLED) || { $(RETRY); }; \
 	else \
 	  echo "== skipped: engine behind pgbouncer (apt-get install pgbouncer)"; \
 	fi
+	@if [ -s .flaky ]; then echo "== passed on the second run only; find out why:"; cat .flaky; fi
 
 check: $(READY) debian ## Check format, lint, types, imports and migrations
 	@$(MAKE) --no-print-directory --jobs $(CORES) --output-sync=target $(GATE)

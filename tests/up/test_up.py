@@ -523,7 +523,7 @@ def test_up_migrates_an_external_server_and_hides_the_redis_password(
         running = Up(process, json.loads(line))
         assert (running.facts["data"], running.facts["stream"]) == (None, "in")
         with running.client() as http:
-            assert http.get("/v1/queues").json() == {"queues": [], "next": None}
+            assert http.get("/v1/queues").json() == {"rows": [], "next": None}
             assert http.put("/v1/queues/q", json={"reason": "x"}).status_code == 200
             with redis.Redis.from_url(protected_redis, password="canary") as valkey:  # noqa: S106
                 valkey.xadd("in", {"sample_id": "S-1", "payload": "{}"})

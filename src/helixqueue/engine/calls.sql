@@ -101,13 +101,14 @@ select helix.rotate_secret_v1();
 
 -- name: set_queue
 -- Declares a queue, or changes the settings that are named.
-select (to_jsonb(q) || jsonb_build_object('requires', helix.queue_requires_v1(q.tenant, q.name)))::text
+select (pg_catalog.to_jsonb(q) operator(pg_catalog.||) pg_catalog.jsonb_build_object(
+          'requires', helix.queue_requires_v1(q.tenant, q.name)))::text
 from helix.set_queue_v1(%(tenant)s::text, %(queue)s::text, %(actor)s::text,
                         p_reason => %(reason)s::text/* settings */) q;
 
 -- name: queue
 -- The settings of one queue.
-select to_jsonb(q)::text from helix.read_queue_v1(%s::text, %s::text) q;
+select pg_catalog.to_jsonb(q)::text from helix.read_queue_v1(%s::text, %s::text) q;
 
 -- name: delete_queue
 -- Deletes a queue that never had a batch.

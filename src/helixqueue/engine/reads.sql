@@ -44,8 +44,9 @@ from helix.read_events_v1(%(ids)s::uuid[], %(after)s::int) e;
 -- A page of queues in the order of their names: settings, then the number of batches in each state. Only a
 -- queue that is asked for by name has its schemas: those of a page may have 64 MiB.
 select (q.settings).tenant, (q.settings).name,
-       (case when %(queue)s::text is not null then to_jsonb(q.settings)
-             else to_jsonb(q.settings) || '{"payload_schema": null, "result_schema": null}' end)::text,
+       (case when %(queue)s::text is not null then pg_catalog.to_jsonb(q.settings)
+             else pg_catalog.to_jsonb(q.settings)
+                  operator(pg_catalog.||) '{"payload_schema": null, "result_schema": null}' end)::text,
        q.ready, q.waiting, q.assigned, q.running, q.completed, q.failed, q.cancelled, q.leases_cut
 from helix.read_queues_v1(%(tenant)s::text, %(queue)s::text, %(bound)s::int, %(after_tenant)s::text,
                           %(after_queue)s::text, %(limit)s::int) q;

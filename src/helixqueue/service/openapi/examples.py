@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from helixqueue.service.openapi import letter_examples
 from helixqueue.service.openapi.fence_examples import (
     FENCE_CALL,
     FENCE_PARAMETERS,
@@ -18,7 +19,6 @@ from helixqueue.service.openapi.fence_examples import (
     RESOLVE,
 )
 from helixqueue.service.openapi.ledger_examples import LEDGER_EXAMPLES, LEDGER_PARAMETERS
-from helixqueue.service.openapi.letter_examples import LETTER, OUTCOME, REDRIVE, SOURCE
 from helixqueue.service.openapi.problem_examples import BATCH
 from helixqueue.service.openapi.proof_examples import KEYS, SEAL, SEAL_REQUEST
 
@@ -105,7 +105,7 @@ _DETAIL = {
     "attempts": [_ATTEMPT],
     "refusals": [],
     "decisions": [{"at": _LATER, "kind": "duplicate", "actor": "uploader", "detail": None}],
-    "sources": [SOURCE],
+    "sources": [letter_examples.SOURCE],
 }  # fmt: skip
 _QUEUE = {
     "tenant": "lab",
@@ -196,7 +196,7 @@ OPERATIONS: Final[dict[str, Example]] = {
     ),
     "list_batches": Example({"batches": [{**_BATCH, "last_worker": None}], "next": None}),
     "show_batch": Example(_DETAIL),
-    "show_outcome": Example(OUTCOME),
+    "show_outcome": Example(letter_examples.OUTCOME),
     "retry_batch": _action("PENDING"),
     "cancel_batch": _action("CANCELLED"),
     "release_batch": _action("PENDING"),
@@ -298,11 +298,9 @@ OPERATIONS: Final[dict[str, Example]] = {
             "seconds": 0.5,
         },
     ),
-    "list_letters": Example({"rows": [LETTER], "next": None}),
-    "show_letter": Example(
-        {**LETTER, "fields": {"identity": "S-1", "payload": "{"}, "body": None}
-    ),
-    "redrive_letter": Example(_SUBMITTED, request=REDRIVE),
+    "list_letters": Example({"rows": [letter_examples.LETTER], "next": None}),
+    "show_letter": Example(letter_examples.LETTER_DETAIL),
+    "redrive_letter": Example(_SUBMITTED, request=letter_examples.REDRIVE),
     "discard_letter": Example({"letter": 7, "answer": "ok"}, request=_REASON),
     **{name: Example(*pair) for name, pair in LEDGER_EXAMPLES.items()},
     "changes": Example(_CHANGE),

@@ -28,6 +28,7 @@ LETTER: Final[dict[str, Any]] = {
     "closed_by": None,
     "closed_for": None,
 }
+LETTER_DETAIL: Final = {**LETTER, "fields": {"identity": "S-1", "payload": "{"}, "body": None}
 REDRIVE: Final = {"reason": "the producer was corrected", "revision": "2"}
 SOURCE: Final[dict[str, Any]] = {
     "kind": "http",
