@@ -16,9 +16,9 @@ RETRY  = [ $$? -eq 1 ] && $(BIN)/python -m tests.support.rerun
 POSTGRES_15 := /usr/lib/postgresql/15/bin
 
 # The parts of `check`, which run in parallel.
-GATE   := types format lint imports migrations
+GATE   := types format lint imports migrations current
 
-.PHONY: help run test check $(GATE) reproduce bench proof schema lock debian clean
+.PHONY: help run test check $(GATE) reproduce bench proof schema twins lines lock debian clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,7 +81,7 @@ test: check ## Run all checks, then all tests, and some again on PostgreSQL 15 a
 	fi
 	@if [ -s .flaky ]; then echo "== passed on the second run only; find out why:"; cat .flaky; fi
 
-check: $(READY) debian ## Check format, lint, types, imports and migrations
+check: $(READY) debian ## Check format, lint, types, imports, migrations and sync twins
 	@$(MAKE) --no-print-directory --jobs $(CORES) --output-sync=target $(GATE)
 
 types: $(READY)
@@ -94,6 +94,8 @@ imports: $(READY)
 	$(BIN)/lint-imports
 migrations: $(READY)
 	$(BIN)/squawk src/helixqueue/engine/sql/*.sql
+current: $(READY)
+	$(BIN)/python -m tests.support.twins --check
 
 reproduce: $(READY) ## Show four faults of a naive scheduler beside HelixQueue, in less than a minute
 	$(BIN)/pytest -q -s -p no:randomly tests/reproduce
@@ -116,6 +118,12 @@ proof: $(READY) ## Run the long tests: races, models, fuzzing and load at full s
 
 schema: $(READY) ## Regenerate tests/postgres/schema.sql and operate/expected_schema.json from the SQL files
 	$(BIN)/python -m tests.support.schema_dump
+
+twins: $(READY) ## Regenerate the sync twins of the async modules
+	$(BIN)/python -m tests.support.twins
+
+lines: ## Count the lines of Python in src that are written by hand
+	@grep -rL --include '*.py' '^# Generated from ' src | xargs cat | wc -l
 
 DEBIAN := postgresql-15 pgbouncer nginx prometheus redis-server
 # Debian packages for some tests. CI installs them; elsewhere tests without their program are skipped

@@ -11,7 +11,9 @@ HelixError
     NotPermitted             this role may not touch that tenant, queue or function
     NotInTransaction         `within=` needs an open transaction
     QueueClosed              the queue takes no new work now
-    NotFound                 the tenant has no such thing: NoSuchQueue, NoSuchLetter, NoSuchToken
+    NotFound                 the tenant has no such thing: NoSuchQueue, NoSuchLetter, NoSuchToken,
+                             NoSuchLedger, NoSuchEntity, NoSuchFeed, NoSuchFence
+    NotInDoubt               the fence is not in doubt, or has another version (.state, .version)
     NameTaken                the name of a token was used before
     QueueNotEmpty            the queue has or had batches
     NoResult                 the batch ended without one, or it is gone (.state, .failure)
@@ -162,6 +164,42 @@ class NoSuchToken(NotFound):
     """The tenant has no valid token of that name."""
 
     kind = "no-such-token"
+
+
+class NoSuchLedger(NotFound):
+    """The tenant has no ledger of that name."""
+
+    kind = "no-such-ledger"
+
+
+class NoSuchEntity(NotFound):
+    """The ledger has no event of that entity."""
+
+    kind = "no-such-entity"
+
+
+class NoSuchFeed(NotFound):
+    """The tenant has no feed of that name."""
+
+    kind = "no-such-feed"
+
+
+class NoSuchFence(NotFound):
+    """The tenant has no fence with that key."""
+
+    kind = "no-such-fence"
+
+
+class NotInDoubt(Refused):
+    """The fence is in another state or version than the resolution expects."""
+
+    kind = "not-in-doubt"
+    exit_status = 1
+
+    def __init__(self, message: str, *, state: str, version: int) -> None:
+        super().__init__(message)
+        self.state = state
+        self.version = version
 
 
 class NameTaken(Refused):

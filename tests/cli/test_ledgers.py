@@ -52,7 +52,7 @@ def test_ledger_append_answers_and_its_code_says_whether_the_event_is_stored(hel
     zero = helixq("ledger", "append", ledger, "x", 0, "LAUNCHED")
     assert (zero.code, "seq: expected" in zero.err) == (Exit.REFUSED, True)
     missing = helixq("ledger", "append", "nothing", "x", 1, "REQUESTED")
-    assert (missing.code, "no ledger" in missing.err) == (Exit.REFUSED, True)
+    assert (missing.code, "no ledger" in missing.err) == (Exit.NO, True)
 
 
 def test_ledger_append_reads_a_file_and_counts_what_is_stored(helixq, ledger):
@@ -73,7 +73,7 @@ def test_ledger_show_and_list(helixq, ledger):
     assert shown.out.startswith("x: CONFIRMED, seq 2, 2 events\n")
     assert [line[:2] for line in shown.lines[1:]] == [["1", "REQUESTED"], ["2", "CONFIRMED"]]
     assert helixq("ledger", "show", ledger, "nobody").code == Exit.NO
-    assert ledger in [line[0] for line in helixq("ledger", "list").lines]
+    assert ledger in [line[1] for line in helixq("ledger", "list", "--limit", "500").lines]
 
 
 def test_replay_recomputes_every_key_hash_and_state(helixq, ledger, database):
@@ -179,8 +179,8 @@ def test_feed_is_listed_shown_paused_resumed_and_rewound(helixq, ledger, databas
         assert feed.confirm(feed.read(2))
     shown = helixq("feed", "show", feed.name, "--json").json
     assert (shown["lag"], shown["delivered"], shown["ledger"]) == (1, 2, ledger)
-    assert [feed.name, f"ledger {ledger}", "1"] in [
-        line[:3] for line in helixq("feed", "list").lines
+    assert ["a", feed.name, f"ledger {ledger}", "1"] in [
+        line[:4] for line in helixq("feed", "list", "--limit", "500").lines
     ]
     why = ("--reason", "maintenance")
     assert helixq("feed", "pause", feed.name, *why).out == (
@@ -195,7 +195,7 @@ def test_feed_is_listed_shown_paused_resumed_and_rewound(helixq, ledger, databas
         f"feed/{feed.name}",
     )
     assert reasons == [("maintenance",)] * 4
-    assert helixq("feed", "show", "nothing").code == Exit.REFUSED
+    assert helixq("feed", "show", "nothing").code == Exit.NO
 
 
 def test_tables_fit_80_columns(helixq, ledger):

@@ -398,16 +398,16 @@ def test_resolve_over_http_records_the_token_name(over_http, site, doubted, tmp_
     assert over_http("fence", "resolve", key, *outputs, "--actor", "ann").code == Exit.USAGE
     ann = site.token(name=f"ann-{over_http.q}")
     done = over_http("fence", "resolve", key, *outputs, "--json", "--token", ann)
-    assert (done.code, done.json["resolved"]) == (Exit.OK, True), done.err
+    assert done.code == Exit.OK, done.err
     document = (done.json["state"], done.json["actor"], done.json["detail"], done.json["effect"])
     assert document == ("SEALED", f"ann-{over_http.q}", "looked", "re_1")
-    story = over_http.direct("fence", "show", key, "--json").json
-    assert [step["actor"] for step in story["story"]][-1] == f"ann-{over_http.q}"
+    shown = over_http.direct("fence", "show", key, "--json").json
+    assert [step["actor"] for step in shown["history"]][-1] == f"ann-{over_http.q}"
     assert over_http("fence", "resolve", key, *outputs).code == Exit.NO
     # Its receipt is the same both ways, is consistent offline, and is on record. This service has
     # no key, so it is not signed.
     (tmp_path / "receipt.json").write_text(done.out)
-    assert done.json["receipt"] == story["receipt"]
+    assert done.json["receipt_document"] == shown["receipt_document"]
     verify = ("receipt", "verify", tmp_path / "receipt.json")
     assert over_http.direct(*verify, HELIX_DSN="").code == Exit.UNSIGNED
     assert over_http(*verify, "--recorded").code == Exit.UNSIGNED
@@ -418,7 +418,7 @@ def test_resolve_over_http_records_the_token_name(over_http, site, doubted, tmp_
     assert (unseen.code, unseen.out[:30]) == (Exit.NO, "no: no fence with this key is ")
     # Whoever may not read payloads is told of the receipt, and not what proves the answer.
     hidden = over_http("fence", "show", key, "--json", "--token", site.token("read"))
-    assert (hidden.json["receipt"], hidden.json["state"]) == (None, "SEALED")
+    assert (hidden.json["receipt_document"], hidden.json["state"]) == (None, "SEALED")
     assert "scope payloads" in hidden.err
 
 
@@ -487,7 +487,7 @@ def test_fence_pages_are_equal_over_http_and_dsn(over_http, database):
         words = ("fence", "list", "--name", name, "--limit", "3")
         first = run(*words, "--json").json
         last = run(*words, "--after", first["next"], "--json").json
-        found = [fence["identity"] for page in (first, last) for fence in page["fences"]]
+        found = [fence["identity"] for page in (first, last) for fence in page["rows"]]
         assert (found, last["next"]) == ([[key] for key in "43210"], None)
         # A cursor over HTTP is another text each time; the one that is shown continues as well.
         [shown] = re.findall(r"more: --after (\S+)", run(*words).err)

@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.main import VERBS
 from helixqueue.engine import calls
-from helixqueue.service.request_log import MaskingFormatter
+from helixqueue.log.lines import JsonFormatter
 from tests.support.cli import HELIXQ, commands
 from tests.support.lab import failure
 
@@ -219,7 +219,7 @@ def test_worker_in_a_pipe_logs_json_lines_with_a_level_only(helixq, lab):
 
 
 def test_service_log_has_json_lines_of_every_logger():
-    formatter = MaskingFormatter()
+    formatter = JsonFormatter()
     for name in ("helixqueue.service", "uvicorn.error", "asyncio"):
         try:
             raise ValueError("two\nlines")

@@ -175,7 +175,7 @@ def test_doubt_ends_after_the_steps_of_its_page(scene):
     scene.reconcile()
     before = scene.series("helix_fences_in_doubt")
     assert before >= 2
-    listed = scene.run("helixq fence list --state IN_DOUBT --json").json["fences"]
+    listed = scene.run("helixq fence list --state IN_DOUBT --json").json["rows"]
     keys = [row["fence"] for row in listed if row["name"] == "refund"]
     scene.words["FENCE"] = keys[0]
     scene.look("in-doubt")

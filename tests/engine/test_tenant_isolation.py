@@ -397,9 +397,6 @@ READS = {
     "read_fence_history_v1": lambda loot: [{"key": key} for key in loot.fences.values()],
     "read_fence_counts_v1": lambda _: [{}],
     "read_tokens_v1": lambda _: [{}, {"tenant": "b"}],
-    "read_lease_names_v1": lambda loot: [
-        {name: values for name, values in tokens(loot).items() if name != "nonce"}
-    ],
     "read_letters_v1": lambda _: [
         {
             "tenant": "b",
@@ -442,7 +439,7 @@ WORDLESS = {
     "read_ledger_head_v1",  # digests
     "read_batch_states_v1", "read_entries_v1", "read_check_v1", "read_changes_lost_v1",
     "read_fence_holder_v1", "read_fence_lag_v1", "read_duties_v1", "read_tenants_v1",
-    "read_bindings_v1", "read_can_serve_v1", "read_every_tenant_v1", "read_lease_names_v1",
+    "read_bindings_v1", "read_can_serve_v1", "read_every_tenant_v1",
     "read_metrics_v1", "read_findings_v1",
     "read_letter_counts_v1",
 }  # fmt: skip
@@ -498,14 +495,6 @@ def test_unfiltered_read_returns_only_own_batches(wall, loot, name):
             for batch in (batches if isinstance(batches, list) else [batches])
         }
         assert named - {None} == set(of_tenant(wall, tenant))
-
-
-def test_tenants_lease_names_are_its_own(wall, loot):
-    [arguments] = READS["read_lease_names_v1"](loot)
-    for role, number in (("app_a", 0), ("stranger", 0), ("app_b", 3), ("pool", 3)):
-        with wall.connect(role) as connection:
-            rows = SqlClient(connection).call("read_lease_names_v1", "batch, attempt", **arguments)
-        assert len(rows) == number, role
 
 
 def test_tenant_reads_what_is_its_own(wall):

@@ -43,22 +43,22 @@ def doubted(helix, name):
 def test_list_shows_fences_in_doubt(helixq, doubted, name):
     key, _ = doubted
     [line] = helixq("fence", "list", "--name", name).lines
-    assert line[0:4] == [key, name, "order / 7", "IN_DOUBT"]
+    assert line[0:5] == [key, "a", name, "order / 7", "IN_DOUBT"]
     assert "the bank did not answer" in line[-1]
     found = helixq("fence", "list", "--name", name, "--state", "in_doubt", "--json").json
-    assert [fence["fence"] for fence in found["fences"]] == [key]
+    assert [fence["fence"] for fence in found["rows"]] == [key]
     assert helixq("fence", "list", "--name", name, "--state", "SEALED").out == ""
 
 
 def test_show_and_explain_report_history_and_next_step(helixq, doubted, name):
     key, _ = doubted
     shown = helixq("fence", "show", key, "--json").json
-    assert [step["what"] for step in shown["story"]] == ["claimed", "failed"]
-    assert shown["receipt"] is None
+    assert [step["what"] for step in shown["history"]] == ["claimed", "failed"]
+    assert shown["receipt_document"] is None
     assert "TimeoutError" in helixq("fence", "show", key).out
     document = helixq("fence", "explain", key, "--json").json
     assert document["state"] == "IN_DOUBT"
-    assert "fence resolve" in document["next_call"]
+    assert "an operator decides" in document["next_call"]
     assert "next call" in helixq("fence", "explain", key).out
 
 
@@ -78,7 +78,7 @@ def test_resolve_command_decides_a_doubt_with_actor_and_reason(helixq, doubted, 
         verdict += ["--effect", "re_1", "--result", '{"id": "found"}']
     outputs = ["--reason", "looked", "--actor", "ann"]
     done = helixq("fence", "resolve", key, *verdict, *outputs, "--json", role="operator")
-    assert (done.code, done.json["resolved"]) == (Exit.OK, True)
+    assert (done.code, done.json["fence"]) == (Exit.OK, key)
     assert (done.json["actor"], done.json["detail"]) == ("ann", "looked")
     if way == "applied":
         assert again.outcome().result == {"id": "found"}
@@ -90,7 +90,7 @@ def test_resolve_command_decides_a_doubt_with_actor_and_reason(helixq, doubted, 
             again()
     done = helixq("fence", "resolve", key, *verdict, *outputs, role="operator")
     assert done.code == Exit.NO
-    assert "not in doubt" in done.out
+    assert "expected IN_DOUBT" in done.err
 
 
 def test_resolve_command_corrects_a_resolution(helixq, doubted):
@@ -104,7 +104,7 @@ def test_resolve_command_corrects_a_resolution(helixq, doubted):
     assert again() == {"id": "second"}
     late = helixq(*resolve, "--not-applied", "--correct", role="operator")
     assert late.code == Exit.NO
-    assert "expected a resolution as its last step" in late.out
+    assert "expected a resolution as the last step" in late.err
 
 
 def test_resolve_command_refuses_an_http_status_for_a_function(helixq, doubted):
@@ -118,9 +118,13 @@ def test_resolve_command_requires_an_operator_and_a_reason(helixq, doubted):
     key, _ = doubted
     outputs = ["--not-applied", "--actor", "ann"]
     assert helixq("fence", "resolve", key, *outputs, "--reason", "x").code == Exit.REFUSED
-    for wrong in (["--reason", " "], [], ["--reason", "x", "--result", "1"]):
+    for wrong, code in (
+        (["--reason", " "], Exit.USAGE),
+        ([], Exit.USAGE),
+        (["--reason", "x", "--result", "1"], Exit.REFUSED),
+    ):
         done = helixq("fence", "resolve", key, *outputs, *wrong, role="operator")
-        assert done.code == Exit.USAGE
+        assert done.code == code
 
 
 def test_receipt_command_verifies_offline(helixq, helix, name, tmp_path):
@@ -134,7 +138,7 @@ def test_receipt_command_verifies_offline(helixq, helix, name, tmp_path):
     assert done.code == Exit.UNSIGNED
     assert f"unsigned: {fence.receipt} is consistent" in done.out
     assert "proves" not in done.out
-    changed = json.loads(shown.read_text())["receipt"] | {"effect": "re_2"}
+    changed = json.loads(shown.read_text())["receipt_document"] | {"effect": "re_2"}
     done = helixq("receipt", "verify", "-", "--json", stdin=json.dumps(changed).encode(), **offline)
     assert (done.code, done.json["ok"]) == (Exit.NO, False)
     assert helixq("receipt", "verify", tmp_path / "nothing", **offline).code == Exit.REFUSED

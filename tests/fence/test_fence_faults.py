@@ -47,7 +47,7 @@ def test_lost_call_is_retried_and_the_effect_happens_once(helix, faults, name, c
     assert faults.fired == 1
     assert act("k") == 2
     assert ran == ["before", "k"]
-    [row] = [r for r in helix.fences.run(calls.list_fences(name=name)).rows if r.identity == "k"]
+    [row] = [r for r in helix.fences.run(calls.list_fences(name=name)).rows if r.identity == ("k",)]
     assert (row.state, row.attempt, row.version) == ("SEALED", 1, 2)
 
 

@@ -23,6 +23,7 @@ from helixqueue.engine.fences import FenceLease, FenceResult, Times
 from helixqueue.operate.check import check
 from helixqueue.postgres.database import Database as Store
 from helixqueue.records.lease import Token
+from tests.support.fence_sweep import sweep_fences
 from tests.support.fence_time import expire
 from tests.support.lab import POOLED, new_database
 
@@ -305,7 +306,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def tend(self):
-        self.store.run(fences.sweep())
+        self.store.run(sweep_fences())
         for fence in self.model.values():
             if fence.lapsed and fence.state == "CLAIMED":
                 fence.state = "RELEASED"
@@ -332,7 +333,7 @@ class Lives(RuleBasedStateMachine):
 
     def _row(self, key):
         rows = self.store.run(fences.list_fences(name=self.name, limit=1_000)).rows
-        return next((row for row in rows if row.identity == key), None)
+        return next((row for row in rows if row.identity == (key,)), None)
 
     @invariant()
     def the_states_agree(self):

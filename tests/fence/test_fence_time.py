@@ -10,6 +10,7 @@ from helixqueue.engine import fences
 from helixqueue.errors import InProgress, ResultGone
 from helixqueue.states import FenceState
 from tests.support.fence_reads import fence_of
+from tests.support.fence_sweep import sweep_fences
 from tests.support.fence_time import expire
 
 
@@ -20,7 +21,7 @@ def test_answer_expires_before_the_tombstone(caller):
     claimed = caller.claim()
     assert (claimed.decision, claimed.answer, claimed.receipt) == ("expired", None, sealed.receipt)
     assert caller.claim(request="{}").decision == "mismatch"
-    tended = caller.run(fences.sweep())
+    tended = caller.run(sweep_fences())
     assert tended.emptied >= 1
     claimed = caller.claim()
     assert (claimed.decision, claimed.receipt) == ("expired", sealed.receipt)
@@ -32,7 +33,7 @@ def test_request_is_deleted_with_its_answer_or_at_its_expiry(caller, omitted):
     caller.seal(held, omitted=omitted)
     assert caller.claim(request="{}").request == '{"amount":5}'
     caller.expire(held, answer=True)
-    caller.run(fences.sweep())
+    caller.run(sweep_fences())
     claimed = caller.claim(request="{}")
     assert (claimed.decision, claimed.request) == ("mismatch", None)
 
@@ -51,7 +52,7 @@ def test_open_fence_has_no_tombstone(caller, state):
     if state == "IN_DOUBT":
         caller.run(fences.doubt(held, actor="w1", detail="x"))
     caller.expire(held, deadline=True)
-    caller.run(fences.sweep())
+    caller.run(sweep_fences())
     assert caller.state(held) in {FenceState.IN_DOUBT, FenceState.RELEASED}
     assert caller.story(held)
 
@@ -60,7 +61,7 @@ def test_sweep_deletes_expired_tombstones(caller):
     held = caller.hold()
     caller.seal(held)
     caller.expire(held, tombstone=True)
-    caller.run(fences.sweep())
+    caller.run(sweep_fences())
     assert caller.run(fences.find_fence(held.key)) is None
 
 
@@ -113,12 +114,12 @@ def test_wrong_host_clock_changes_no_decision(helix, database, name, monkeypatch
 def test_housekeeping_lag_is_reported(caller):
     held, claimed = caller.hold("sealed"), caller.hold("claimed", start=False)
     caller.seal(held)
-    caller.run(fences.sweep())
+    caller.run(sweep_fences())
     caller.expire(held, answer=True, tombstone=True)
     caller.expire(claimed, deadline=True)
     behind = caller.run(fences.sweep_lag())
     assert behind.leases >= 10
     assert min(behind.answers, behind.tombstones) >= 1
-    while caller.run(fences.sweep()).released:
+    while caller.run(sweep_fences()).released:
         pass
     assert caller.run(fences.sweep_lag()) == fences.SweepLag(0, 0, 0)

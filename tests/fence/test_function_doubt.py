@@ -195,7 +195,7 @@ with HelixQueue(sys.argv[1], tenant="a") as helix:
             deadlines = set()
             for _ in range(200):
                 rows = helix.fences.run(fences.list_fences(name=sys.argv[2])).rows
-                deadlines |= {row.deadline for row in rows if row.identity == key}
+                deadlines |= {row.deadline for row in rows if row.identity == (key,)}
                 if len(deadlines) > 2:
                     return True
                 time.sleep(0.01)

@@ -76,9 +76,10 @@ def test_decisions_are_counted_and_logged_with_the_fields_of_the_policy(database
                 await fenced.post()
                 await fenced.post()
                 await fenced.post({"cents": 1})
-            found = [record.idempotency for record in caplog.records]
+            found = [record.event for record in caplog.records]
             assert [item["decision"] for item in found] == ["new", "duplicate", "conflict"]
-            assert set(found[0]) == {"decision", "source_type", "key", "diff_ops"}
+            common = {"at", "level", "operation", "fence"}
+            assert set(found[2]) - common == {"decision", "source_type", "key", "diff_ops"}
             assert found[2]["diff_ops"] == 1
             decisions = fenced.helix.fences.counters.snapshot().decisions
             assert sorted(word for _, _, word in decisions) == [

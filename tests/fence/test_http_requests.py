@@ -29,7 +29,7 @@ def test_key_is_a_structured_string_or_a_bare_token(database, header, key):
         async with open_shop(database, fresh()) as fenced:
             assert (await fenced.post(key=header)).status_code == 201
             [row] = await fences_of(fenced)
-            assert row.identity == key
+            assert row.identity == (key,)
 
     run(story())
 

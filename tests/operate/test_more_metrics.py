@@ -11,6 +11,7 @@ from helixqueue import Conflict, HelixQueue, Queue
 from helixqueue.engine import duties, fences, letters, metrics
 from helixqueue.engine.fences import Times
 from tests.support.duties import run_duty
+from tests.support.fence_sweep import sweep_fences
 from tests.support.lab import Lab, wait_until
 from tests.support.letters import write_letters
 
@@ -70,12 +71,12 @@ def test_fence_that_is_deleted_before_the_duty_runs_is_counted_once(database):
     with HelixQueue(database.dsn("app_a"), tenant="a") as helix, Lab(database) as lab:
         brief = Times(lease=1, quiet=0, answer=0.05, tombstone=0.05)
         call(helix, "brief", "k", {}, ttl=brief)
-        wait_until(lambda: lab.run(fences.sweep(actor="test", limit=10)).forgotten == 1)
+        wait_until(lambda: lab.run(sweep_fences(actor="test", limit=10)).forgotten == 1)
         assert lab.value("select count(*) from helix.fence_event") == 0
         assert series(database, CALLS) == {("a", CALLS, "brief", "new"): 1}
         call(helix, "brief", "k", {}, ttl=brief)  # the key is new again
         assert series(database, CALLS) == {("a", CALLS, "brief", "new"): 2}
-        wait_until(lambda: lab.run(fences.sweep(actor="test", limit=10)).forgotten == 1)
+        wait_until(lambda: lab.run(sweep_fences(actor="test", limit=10)).forgotten == 1)
         assert series(database, CALLS) == {("a", CALLS, "brief", "new"): 2}
 
 
@@ -89,7 +90,7 @@ def test_sweeps_and_duties_at_once_count_each_call_once(database):
 
         def sweep(_):
             with Lab(database) as lab:
-                return lab.run(fences.sweep(actor="test", limit=10)).forgotten
+                return lab.run(sweep_fences(actor="test", limit=10)).forgotten
 
         def follow(_):
             with Lab(database) as lab:

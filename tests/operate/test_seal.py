@@ -14,7 +14,7 @@ from helixqueue.identity import derive_key, key_bytes, key_text, public_id
 from helixqueue.ledger.chain import INT2, INT4, INT8, LedgerEntry, array_of, entry_hash
 from helixqueue.operate.check_seals import check_seals
 from helixqueue.operate.exported import check_export, write_export
-from helixqueue.operate.seal import add_seal, head_of, last_head, make_seal, read_seals
+from helixqueue.operate.seal import SEALS, head_of, last_head, make_seal
 from tests.support.cli import Helixq
 from tests.support.lab import wait_until
 from tests.support.ledger_traffic import sql_client
@@ -137,14 +137,14 @@ def test_login_of_one_tenant_cannot_seal(busy, role):
 def test_directory_and_file_keep_every_seal(busy, tmp_path):
     for place in (tmp_path, tmp_path / "seals.jsonl"):
         first = seal(busy)
-        add_seal(place, first)
-        add_seal(place, seal(busy, last_head(place)))
-        assert [s["number"] for s in read_seals(place)] == [1, 2]
-        assert broken(busy, read_seals(place)) == {}
+        SEALS.add(place, first)
+        SEALS.add(place, seal(busy, last_head(place)))
+        assert [s["number"] for s in SEALS.read(place)] == [1, 2]
+        assert broken(busy, SEALS.read(place)) == {}
     with pytest.raises(FileExistsError):
-        add_seal(tmp_path, first)
+        SEALS.add(tmp_path, first)
     with pytest.raises(Refused, match="helixq seal"):
-        read_seals(tmp_path / "none")
+        SEALS.read(tmp_path / "none")
 
 
 def test_every_edit_of_an_export_is_found(busy, tmp_path):
@@ -284,7 +284,7 @@ def test_history_with_a_hidden_last_step_is_not_shown(sample_export):
 
 def test_command_prints_the_history_of_one_batch(sample_export, busy, tmp_path):
     sealed, file, lines = sample_export
-    add_seal(tmp_path / "seals.jsonl", sealed)
+    SEALS.add(tmp_path / "seals.jsonl", sealed)
     (tmp_path / "lab.pub").write_bytes(KEY.public_bytes)
     words = ("check", "--against", tmp_path / "seals.jsonl", "--public-key", tmp_path / "lab.pub")
     offline = (*words, "--exported", file, "--batch")
@@ -379,7 +379,7 @@ def test_service_publishes_keys_and_seals_on_request_and_on_its_clock(busy, tmp_
         assert done.code == Exit.OK, done.err
         wait_until(lambda: list((tmp_path / "seals").glob("seal-*.json")))
     signer = keys[0].signer
-    for series in ([made], read_seals(tmp_path / "s"), read_seals(tmp_path / "seals")):
+    for series in ([made], SEALS.read(tmp_path / "s"), SEALS.read(tmp_path / "seals")):
         assert broken(busy, series, [signer]) == {}
 
 

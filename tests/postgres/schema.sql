@@ -7134,9 +7134,9 @@ $$;
 
 ALTER FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer) OWNER TO helix_reader;
 
--- Name: read_feeds_v1(text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_reader
+-- Name: read_feeds_v1(text, text, boolean, text, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_feeds_v1(p_tenant text, p_name text DEFAULT NULL::text, p_lag boolean DEFAULT true) RETURNS TABLE(tenant text, name text, ledger text, queue text, paused boolean, delivered bigint, lag bigint, oldest_at timestamp with time zone, moved_at timestamp with time zone, holder text, xid bigint, number bigint, version integer)
+CREATE FUNCTION helix.read_feeds_v1(p_tenant text, p_name text DEFAULT NULL::text, p_lag boolean DEFAULT true, p_after_tenant text DEFAULT ''::text, p_after_name text DEFAULT ''::text, p_limit integer DEFAULT 1001) RETURNS TABLE(tenant text, name text, ledger text, queue text, paused boolean, delivered bigint, lag bigint, oldest_at timestamp with time zone, moved_at timestamp with time zone, holder text)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -7146,16 +7146,17 @@ CREATE FUNCTION helix.read_feeds_v1(p_tenant text, p_name text DEFAULT NULL::tex
 begin
   return query
     select f.tenant::text, f.name::text, l.name::text, f.queue, f.paused, f.delivered, coalesce(behind.lag, 0),
-           behind.oldest_at, f.moved_at,
-           case when f.held_until > clock_timestamp() then f.holder::text end, f.xid, f.number, f.version
+           behind.oldest_at, f.moved_at, case when f.held_until > clock_timestamp() then f.holder::text end
     from helix.feed f
     left join helix.ledger l on l.id = f.ledger
     left join lateral (select * from helix.feed_lag(f) where p_lag) behind on true
-    where f.tenant = p_tenant and (p_name is null or f.name = p_name) order by f.tenant, f.name;
+    where (p_tenant is null or f.tenant = p_tenant) and (p_name is null or f.name = p_name)
+      and (f.tenant, f.name) > (p_after_tenant, p_after_name)
+    order by f.tenant, f.name limit least(p_limit, 1001);
 end
 $$;
 
-ALTER FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean) OWNER TO helix_reader;
+ALTER FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean, p_after_tenant text, p_after_name text, p_limit integer) OWNER TO helix_reader;
 
 -- Name: read_fence_counts_v1(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -7573,36 +7574,6 @@ $$;
 
 ALTER FUNCTION helix.read_lease_counts() OWNER TO helix_reader;
 
--- Name: read_lease_names_v1(bigint[], integer[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_reader
-
-CREATE FUNCTION helix.read_lease_names_v1(p_batch bigint[], p_epoch integer[], p_number bigint[]) RETURNS TABLE(batch bigint, key bytea, queue text, run bigint, attempt smallint)
-    LANGUAGE plpgsql STABLE SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET enable_seqscan TO 'off'
-    SET enable_hashjoin TO 'off'
-    SET enable_mergejoin TO 'off'
-    SET jit TO 'off'
-    SET plan_cache_mode TO 'force_generic_plan'
-    AS $$
-#variable_conflict use_column
-begin
-  perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
-                                helix.shape(p_number));
-  return query
-    select b.id, b.key::bytea, q.name, b.run,
-           -- The number of a lease is the ledger entry of its claim.
-           (select max(e.attempt[array_position(e.batch, b.id)]) from helix.entry e
-            where e.id = u.number and e.epoch = u.epoch and e.from_state = 'PENDING'
-              and e.to_state in ('ASSIGNED', 'RUNNING'))
-    from unnest(p_batch, p_epoch, p_number) as u (batch, epoch, number)
-    cross join lateral (select b.id, b.key, b.queue, b.run from helix.batch b
-                        where b.id = u.batch limit 1) b
-    cross join lateral (select q.name from helix.queue q where q.id = b.queue limit 1) q;
-end
-$$;
-
-ALTER FUNCTION helix.read_lease_names_v1(p_batch bigint[], p_epoch integer[], p_number bigint[]) OWNER TO helix_reader;
-
 -- Name: read_leased(text, text, helix.state, text, timestamp with time zone, timestamp with time zone, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_leased(p_tenant text, p_queue text, p_state helix.state, p_worker text, p_since timestamp with time zone, p_until timestamp with time zone, p_id bigint, p_look integer, p_limit integer) RETURNS SETOF helix.list_place
@@ -7658,29 +7629,19 @@ declare
   v_ledger   integer := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
   v_payloads boolean := helix.sees_payloads();
   v_limit    integer := least(p_limit, 10000);
+  v_after    text := coalesce(p_entity, p_after_entity);
   v_bytes    bigint := 0;
 begin
   -- A page is read row by row: its payloads may have far more bytes than fit into memory.
   for entity, seq, kind, version, payload, node, actor, at, violations, key, fingerprint, hash, xid, feed_xid in
     select e.entity::text, e.seq::bigint, e.kind::text, e.version,
-           case when v_payloads then e.payload::text end, e.node::text, e.actor, e.at, e.violations,
-           e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
+           case when v_payloads and coalesce(e.entity = p_entity, true) then e.payload::text end, e.node::text,
+           e.actor, e.at, e.violations, e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
     from helix.ledger_event e
-    where p_entity is not null and e.ledger = v_ledger and e.entity = p_entity and e.version > p_after_version
-    order by e.version limit v_limit
-  loop
-    return next;
-    v_bytes := v_bytes + coalesce(octet_length(payload), 0);
-    exit when v_bytes > c_bytes;
-  end loop;
-  for entity, seq, kind, version, payload, node, actor, at, violations, key, fingerprint, hash, xid, feed_xid in
-    select e.entity::text, e.seq::bigint, e.kind::text, e.version,
-           case when v_payloads then e.payload::text end, e.node::text, e.actor, e.at, e.violations,
-           e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
-    from helix.ledger_event e
-    where p_entity is null and e.ledger = v_ledger and (e.entity, e.version) > (p_after_entity, p_after_version)
+    where e.ledger = v_ledger and (e.entity, e.version) > (v_after, p_after_version)
     order by e.ledger, e.entity, e.version limit v_limit
   loop
+    exit when entity <> p_entity;
     return next;
     v_bytes := v_bytes + coalesce(octet_length(payload), 0);
     exit when v_bytes > c_bytes;
@@ -7724,9 +7685,9 @@ $$;
 
 ALTER FUNCTION helix.read_ledger_head_v1(p_tenant text, p_ledger text, p_to bigint) OWNER TO helix_reader;
 
--- Name: read_ledgers_v1(text, text); Type: FUNCTION; Schema: helix; Owner: helix_reader
+-- Name: read_ledgers_v1(text, text, text, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text DEFAULT NULL::text) RETURNS TABLE(tenant text, name text, machine jsonb, initial text[], is_strict boolean, bound boolean, ignored text[], created_at timestamp with time zone, created_by text)
+CREATE FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text DEFAULT NULL::text, p_after_tenant text DEFAULT ''::text, p_after_name text DEFAULT ''::text, p_limit integer DEFAULT 1001) RETURNS TABLE(tenant text, name text, machine jsonb, initial text[], is_strict boolean, bound boolean, ignored text[], created_at timestamp with time zone, created_by text)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -7738,11 +7699,13 @@ begin
     select l.tenant::text, l.name::text, l.machine, l.initial, l.is_strict, l.bound, l.ignored, l.created_at,
            l.created_by
     from helix.ledger l
-    where l.tenant = p_tenant and (p_name is null or l.name = p_name) order by l.tenant, l.name;
+    where (p_tenant is null or l.tenant = p_tenant) and (p_name is null or l.name = p_name)
+      and (l.tenant, l.name) > (p_after_tenant, p_after_name)
+    order by l.tenant, l.name limit least(p_limit, 1001);
 end
 $$;
 
-ALTER FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) OWNER TO helix_reader;
+ALTER FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) OWNER TO helix_reader;
 
 -- Name: read_letter_counts_v1(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -14576,12 +14539,12 @@ REVOKE ALL ON FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit in
 GRANT ALL ON FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer) TO helix_payloads;
 
--- Name: FUNCTION read_feeds_v1(p_tenant text, p_name text, p_lag boolean); Type: ACL; Schema: helix; Owner: helix_reader
+-- Name: FUNCTION read_feeds_v1(p_tenant text, p_name text, p_lag boolean, p_after_tenant text, p_after_name text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
-REVOKE ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean) TO helix_read;
-GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean) TO helix_payloads;
+REVOKE ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean, p_after_tenant text, p_after_name text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean, p_after_tenant text, p_after_name text, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean, p_after_tenant text, p_after_name text, p_limit integer) TO helix_read;
+GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean, p_after_tenant text, p_after_name text, p_limit integer) TO helix_payloads;
 
 -- Name: FUNCTION read_fence_counts_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -14668,12 +14631,6 @@ GRANT ALL ON FUNCTION helix.read_intakes_v1(p_tenant text) TO helix_read;
 
 REVOKE ALL ON FUNCTION helix.read_lease_counts() FROM PUBLIC;
 
--- Name: FUNCTION read_lease_names_v1(p_batch bigint[], p_epoch integer[], p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_reader
-
-REVOKE ALL ON FUNCTION helix.read_lease_names_v1(p_batch bigint[], p_epoch integer[], p_number bigint[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.read_lease_names_v1(p_batch bigint[], p_epoch integer[], p_number bigint[]) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_lease_names_v1(p_batch bigint[], p_epoch integer[], p_number bigint[]) TO helix_work;
-
 -- Name: FUNCTION read_leased(p_tenant text, p_queue text, p_state helix.state, p_worker text, p_since timestamp with time zone, p_until timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_leased(p_tenant text, p_queue text, p_state helix.state, p_worker text, p_since timestamp with time zone, p_until timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
@@ -14690,16 +14647,16 @@ REVOKE ALL ON FUNCTION helix.read_ledger_head_v1(p_tenant text, p_ledger text, p
 GRANT ALL ON FUNCTION helix.read_ledger_head_v1(p_tenant text, p_ledger text, p_to bigint) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_ledger_head_v1(p_tenant text, p_ledger text, p_to bigint) TO helix_read;
 
--- Name: FUNCTION read_ledgers_v1(p_tenant text, p_name text); Type: ACL; Schema: helix; Owner: helix_reader
+-- Name: FUNCTION read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
-REVOKE ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix_submit;
-GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix_work;
-GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix_read;
-GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix_payloads;
-GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix_operate;
-GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix_admin;
+REVOKE ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) TO helix_submit;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) TO helix_work;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) TO helix_read;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) TO helix_payloads;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) TO helix_operate;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) TO helix_admin;
 
 -- Name: FUNCTION read_letter_counts_v1(p_tenant text, p_bound integer); Type: ACL; Schema: helix; Owner: helix_reader
 

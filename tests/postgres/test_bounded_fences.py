@@ -85,7 +85,7 @@ def test_fence_pages_are_bounded_and_complete(database, role, tenant, plans):
                     call = fences.list_fences(limit=LIMIT, after=after, **value)
                     assert rows_read(caller, call) <= ROWS_READ_MAX, value
                     page = caller.run(call)
-                    found += [(row.tenant, row.identity) for row in page.rows]
+                    found += [(row.tenant, *row.identity) for row in page.rows]
                     after = page.next
                     if after is None:
                         break
@@ -95,7 +95,12 @@ def test_fence_pages_are_bounded_and_complete(database, role, tenant, plans):
 def test_doubts_are_found_at_once_despite_later_seals(database):
     with FenceCaller(database) as caller:
         page = caller.run(fences.list_fences(tenant="a", state=FenceState.IN_DOUBT))
-    assert [row.identity for row in page.rows] == ["doubt", "doubt-2", "doubt-1", "doubt-0"]
+    assert [row.identity for row in page.rows] == [
+        ("doubt",),
+        ("doubt-2",),
+        ("doubt-1",),
+        ("doubt-0",),
+    ]
     assert page.next is None
 
 

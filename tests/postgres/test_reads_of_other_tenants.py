@@ -151,7 +151,6 @@ CASES = {
         "helix.read_changes_v1(0, 0, 0, null, 1000000000)",
         "helix.read_changes_v1(0, 0, 0, %(queue)s, 1000000000)",
     ],
-    "read_lease_names_v1": ["helix.read_lease_names_v1(%(batch)s, %(epoch)s, %(number)s)"],
     "read_tokens_v1": ["helix.read_tokens_v1()", "helix.read_tokens_v1('b')"],
     "read_fence_v1": ["helix.read_fence_v1(%(fence)s)"],
     "read_fence_history_v1": ["helix.read_fence_history_v1(%(fence)s)"],

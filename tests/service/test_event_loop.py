@@ -291,7 +291,7 @@ def test_large_stored_payloads_do_not_stall_the_service(stalls, operator):
     assert len(leases) == 8
     assert leases[0]["payload"][0] == 7
     assert_no_stall(stalls)
-    done = {"batch": leases[0]["batch"], "token": leases[0]["token"], "outcome": "completed"}
+    done = {"lease": leases[0]["lease"], "outcome": "completed"}
     result = json.dumps(done)[:-1] + f', "result": {WRONG_ITEMS}}}'
     post(operator, "/v1/work/settle", f'{{"worker": "w", "settlements": [{result}]}}', 200)
     assert_no_stall(stalls)
@@ -307,7 +307,7 @@ def test_result_of_a_worker_does_not_stall_the_service(stalls, operator):
     post(operator, f"{path}/batches", single("1"), 201)
     body = {"worker": "w", "request": str(uuid.uuid4()), "queues": ["results"], "count": 1}
     [lease] = operator.post("/v1/work/claim", json=body | {"start": True}).json()["leases"]
-    done = {"batch": lease["batch"], "token": lease["token"], "outcome": "completed"}
+    done = {"lease": lease["lease"], "outcome": "completed"}
     stalls.service.longest_stall()
     result = json.dumps(done)[:-1] + f', "result": {SCHEMAS["any-of"][1]}}}'
     text = f'{{"worker": "w", "settlements": [{result}]}}'

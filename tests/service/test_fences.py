@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from helixqueue import HelixQueue, NotPermitted
 from helixqueue.client.backend import backend_of
 from helixqueue.engine import fences, tokens
-from helixqueue.identity import key_text
 from tests.support.lab import POOLED, Lab
 
 BODY = {"identity": "S-1", "payload": {"pod5": "a.pod5"}}
@@ -45,7 +44,7 @@ def test_fence_and_history_are_visible_to_their_tenant_only(site, http, lab):
     keyed(http, lab, f"told-{lab.q}-000000000000")
     [row] = [
         item
-        for item in http.get("/v1/fences", params={"limit": 100}).json()["fences"]
+        for item in http.get("/v1/fences", params={"limit": 100}).json()["rows"]
         if item["identity"][-1] == f"told-{lab.q}-000000000000"
     ]
     assert row["state"] == "SEALED"
@@ -58,10 +57,10 @@ def test_fence_and_history_are_visible_to_their_tenant_only(site, http, lab):
             404,
             "no-such-fence",
         )
-        named = {item["fence"] for item in anonymous.get("/v1/fences").json()["fences"]}
+        named = {item["fence"] for item in anonymous.get("/v1/fences").json()["rows"]}
         assert row["fence"] not in named
     assert http.get("/v1/fences/nothing").status_code == 404
-    doubts = http.get("/v1/fences", params={"fence_state": "IN_DOUBT"}).json()["fences"]
+    doubts = http.get("/v1/fences", params={"state": "IN_DOUBT"}).json()["rows"]
     assert row["fence"] not in {item["fence"] for item in doubts}
     with site.client("submit") as submitter:
         assert submitter.get("/v1/fences").status_code == 403
@@ -79,18 +78,18 @@ def test_fence_pages_and_filters_return_each_fence_once(database, http, lab, mon
         result, after = [], None
         while True:
             page = {"limit": 2} | ({} if after is None else {"after": after})
-            response = http.get("/v1/fences", params={"fence_name": lab.q} | page | query).json()
-            assert len(response["fences"]) <= 2
-            result += [item["identity"][-1] for item in response["fences"]]
+            response = http.get("/v1/fences", params={"name": lab.q} | page | query).json()
+            assert len(response["rows"]) <= 2
+            result += [item["identity"][-1] for item in response["rows"]]
             after = response["next"]
             if after is None:
                 return result
 
     assert walked() == list("876543210")
-    assert walked(fence_state="IN_DOUBT") == list("840")
-    assert walked(fence_state="SEALED") == list("765321")
-    assert walked(fence_state="RELEASED") == []
-    assert walked(fence_name=f"{lab.q}-other") == []
+    assert walked(state="IN_DOUBT") == list("840")
+    assert walked(state="SEALED") == list("765321")
+    assert walked(state="RELEASED") == []
+    assert walked(name=f"{lab.q}-other") == []
 
 
 @pytest.mark.parametrize(
@@ -111,9 +110,10 @@ def doubted(database, lab):
 
 
 def resolve(database, row, token, role="service"):
-    call = fences.resolve_by_token(
-        tokens.hash_token(token), row.key, row.version, fences.Times(), reason="looked", result=None
-    )
+    call = fences.resolve(
+        row.key, row.version, fences.Times(),
+        actor=tokens.hash_token(token), reason="looked", result=None,
+    )  # fmt: skip
     with Lab(database, role) as desk:
         return desk.run(call).decision
 
@@ -132,7 +132,7 @@ def test_database_checks_the_token_that_resolves_a_fence(site, database, doubted
 
 
 def test_resolution_of_a_changed_fence_is_refused(http, doubted):
-    path = f"/v1/fences/{key_text(doubted.key)}/resolve"
+    path = f"/v1/fences/{doubted.fence}/resolve"
     body = {"reason": "looked", "applied": False, "version": doubted.version + 1}
     response = http.post(path, json=body)
     assert response.status_code == 409

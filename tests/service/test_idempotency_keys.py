@@ -9,10 +9,11 @@ import pytest
 from helixqueue import HelixQueue, Machine
 from helixqueue.client.backend import backend_of
 from helixqueue.engine import fences
+from helixqueue.fence.policy import Policy, Route
 from helixqueue.identity import key_text
 from tests.support.lab import POOLED
 from tests.support.letters import write_letters
-from tests.support.service import DOCUMENT
+from tests.support.service import DOCUMENT, Site, serving, settings_for
 
 WRITES = {
     answer["operationId"]: (method.upper(), path, answer["x-fenced"])
@@ -82,10 +83,10 @@ def test_repeated_keyed_write_returns_the_stored_response(http, lab, ready, name
         letter=ids.get(name), fence=key_text(doubt.key),
         ledger=lab.q, feed=lab.q,
     )  # fmt: skip
-    page = http.get(f"/v1/feeds/{lab.q}/events").json()
+    [event] = http.get(f"/v1/feeds/{lab.q}/events").json()["rows"]
     ids |= {
         "feed": lab.q,
-        "page": {"after": page["position"], "to": page["events"][0]["position"], "count": 1},
+        "page": {"after": event["after"], "to": event["position"], "count": 1},
     }
     body = body_of(name, ids, doubt)
     key = {"Idempotency-Key": f'"{uuid.uuid4()}"'}
@@ -114,3 +115,17 @@ def test_revoked_token_is_refused_with_a_key_too(site, http, lab):
         for again in (key, {"Idempotency-Key": f'"{uuid.uuid4()}"'}):
             response = gone.post(path, json=work, headers=again)
             assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+
+
+def test_key_of_an_operation_that_the_policy_leaves_out_is_ignored(database, lab):
+    policy = Policy(routes=(Route(path="/v1/queues/{queue}/batches", required=False),))
+    headers = {"Idempotency-Key": f"left-out-{lab.q}-0000000"}
+    with (
+        serving(settings_for(database, policy=policy)) as url,
+        Site(database, url).client() as http,
+    ):
+        for path in (f"/v1/queues/{lab.q}/pause", f"/v1/queues/{lab.q}/resume"):
+            response = http.post(path, json={"reason": "a test"}, headers=headers)
+            assert response.status_code == 200, response.text
+            assert "idempotency-receipt" not in response.headers
+        assert http.get(f"/v1/queues/{lab.q}").json()["paused"] is False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import uuid
 
 from helixqueue.engine import calls
+from helixqueue.service.tenant_cipher import TenantCipher
 from tests.support.lab import wait_until
 from tests.support.service import Site, problem_kind, serving, settings_for
 
@@ -23,11 +25,11 @@ def logged(caplog):
 
 
 def lease_of(lease):
-    return {"batch": lease["batch"], "token": lease["token"]}
+    return {"lease": lease["lease"]}
 
 
 def held(http, verb, worker, *leases):
-    body = {"worker": worker, "leases": [lease_of(item) for item in leases]}
+    body = {"worker": worker, "leases": [item["lease"] for item in leases]}
     return [item["answer"] for item in http.post(f"/v1/work/{verb}", json=body).json()["answers"]]
 
 
@@ -104,31 +106,20 @@ def test_repeated_claim_returns_the_same_leases(http, lab):
     assert claimed(http, lab, request=request)["leases"] == first
 
 
-def test_token_of_one_lease_cannot_write_to_its_sibling(http, lab):
+def test_lease_contains_its_own_token_and_no_other(http, lab):
     """Outside of the service each lease of a claim has its own token."""
     lab.submit("mine", "sibling")
-    mine, sibling = claimed(http, lab, count=2)["leases"]
-    tokens = [item["token"].split(".") for item in (mine, sibling)]
-    assert tokens[0][::2] == tokens[1][::2]  # epoch and number
+    leases = claimed(http, lab, count=2)["leases"]
+    [(key,)] = lab.rows("select helix.tenant_key_v1('a')")
+    opened = [TenantCipher(bytes(key)).open_lease(lease["lease"]) for lease in leases]
     stored = lab.rows(
-        "select nonce, helix.lease_nonce(nonce, batch) from helix.work where batch = any (%s)"
-        " order by batch",
-        [lab.batch_number(mine["batch_id"]), lab.batch_number(sibling["batch_id"])],
+        "select batch, epoch, helix.lease_nonce(nonce, batch), number from helix.work"
+        " where batch = any (%s) order by batch",
+        [lab.batch_number(lease["batch_id"]) for lease in leases],
     )
-    assert [int(nonce) for _, nonce, _ in tokens] == [derived for _, derived in stored]
-    assert not {int(nonce) for _, nonce, _ in tokens} & {nonce for nonce, _ in stored}
-
-    forged = sibling | {"token": mine["token"]}
-    for verb in ("start", "renew", "release"):
-        assert held(http, verb, "gpu-1", forged) == ["refused"]
-    assert settled(http, "gpu-1", forged)[0]["answer"] == "refused"
-    kept = lab.rows(
-        "select operation, worker from helix.refusal where batch = %s order by 1",
-        lab.batch_number(sibling["batch_id"]),
-    )
-    assert kept == [(item, "gpu-1") for item in ("release", "renew", "settle", "start")]
-    assert held(http, "start", "gpu-1", mine, sibling) == ["ok", "ok"]
-    assert [item["answer"] for item in settled(http, "gpu-1", mine, sibling)] == ["ok", "ok"]
+    assert [(lease.batch, *lease.token) for lease in opened] == stored
+    assert [str(lease.batch_id) for lease in opened] == [lease["batch_id"] for lease in leases]
+    assert [(lease.queue, lease.attempt) for lease in opened] == [(lab.q, 1)] * 2
 
 
 def test_repeated_settle_with_another_result_is_a_logged_mismatch(http, lab, caplog):
@@ -247,7 +238,7 @@ def test_token_for_one_queue_cannot_touch_the_leases_of_another(site, http, lab)
         done = {**lease_of(lease), "outcome": "completed"}
         claim = {"worker": "gpu-1", "request": str(uuid.uuid4()), "queues": ["elsewhere"]}
         requests = {
-            verb: {"worker": "gpu-1", "leases": [lease_of(lease)]}
+            verb: {"worker": "gpu-1", "leases": [lease["lease"]]}
             for verb in ("start", "renew", "release")
         }
         requests["settle"] = {"worker": "gpu-1", "settlements": [done]}
@@ -270,12 +261,47 @@ def test_number_fields_accept_no_booleans_and_no_strings(http, lab):
     assert http.post("/v1/work/wait", json=body).status_code == 200
 
 
-def test_forged_tokens_are_refused_without_internal_errors(http, lab):
-    lab.submit("a")
+def forgeries(lease):
+    """Leases that no key of the tenant sealed, made of one that it did."""
+    data = bytearray(base64.urlsafe_b64decode(lease + "=" * (-len(lease) % 4)))
+    for place in range(len(data)):
+        data[place] ^= 1
+        yield base64.urlsafe_b64encode(data).decode().rstrip("=")
+        data[place] ^= 1
+    yield from (lease[:-1], lease[:-4], lease[:20], lease + "AAAA", "A", "A" * 90, "A" * 300)
+
+
+def test_forged_and_truncated_leases_are_refused_like_unknown_ones(http, lab):
+    lab.submit("a", "b")
+    lease, other = claimed(http, lab, count=2)["leases"]
+    forged = list(forgeries(lease["lease"]))
+    mixed = [*forged, other["lease"]]
+    unknown = {"answer": "refused", "owner": None, "state": None, "late": False, "mismatch": False}
+    for verb in ("start", "renew", "release"):
+        body = {"worker": "gpu-1", "leases": mixed}
+        answers = http.post(f"/v1/work/{verb}", json=body).json()["answers"]
+        answers = {answer.pop("lease"): answer for answer in answers}
+        assert answers.pop(other["lease"])["answer"] == "ok"
+        assert answers == dict.fromkeys(forged, unknown)
+    done = [{"lease": text, "outcome": "completed"} for text in forged[:90]]
+    body = {"worker": "gpu-1", "settlements": done}
+    answers = http.post("/v1/work/settle", json=body).json()["answers"]
+    answers += claimed(http, lab, settle=done)["settled"]
+    assert [answer.pop("lease") for answer in answers] == forged[:90] * 2
+    assert all(answer == unknown for answer in answers)
+    assert held(http, "renew", "gpu-1", lease) == ["ok"]
+    for text in ("", "!", "A" * 301, "1.-42.7"):
+        body = {"worker": "gpu-1", "leases": [text]}
+        assert problem_kind(http.post("/v1/work/renew", json=body)) == "invalid-request"
+
+
+def test_cursor_is_no_lease_and_lease_no_cursor(http, lab):
+    lab.submit_many(2)
     [lease] = claimed(http, lab)["leases"]
-    for token in ("0.0.0", "9999999999.9999999999999999999.9999999999999999999", "1.-1.1"):
-        forged = {"batch": lease["batch"], "token": token}
-        assert held(http, "renew", "gpu-1", forged) == ["refused"]
+    cursor = http.get("/v1/batches", params={"queue": lab.q, "limit": 1}).json()["next"]
+    assert held(http, "renew", "gpu-1", {"lease": cursor}) == ["refused"]
+    assert http.get("/v1/batches", params={"after": lease["lease"]}).status_code == 422
+    assert http.get("/v1/replay", params={"after": cursor}).status_code == 422
 
 
 def test_worker_gets_only_batches_that_fit(http, lab):

@@ -119,7 +119,7 @@ def test_repeated_confirm_with_its_key_returns_the_first_answer(http, helix, nam
     helix.ledger(name, DISPATCH).append("c", 1, "REQUESTED")
     helix.feed(name, ledger=name)
     page = http.get(f"/v1/feeds/{name}/events").json()
-    body = {"after": page["position"], "to": page["events"][-1]["position"], "count": 1}
+    body = {"after": page["rows"][0]["after"], "to": page["rows"][-1]["position"], "count": 1}
     headers = {"Idempotency-Key": f'"{uuid.uuid4()}"'}
     answers = [
         http.post(f"/v1/feeds/{name}/confirm", json=body, headers=headers).json() for _ in range(2)
@@ -131,8 +131,8 @@ def test_position_of_another_feed_or_an_invented_one_is_refused(http, helix, nam
     helix.ledger(name, DISPATCH).append("c", 1, "REQUESTED")
     helix.feed(name, ledger=name)
     helix.feed(f"{name}-2", ledger=name)
-    other = http.get(f"/v1/feeds/{name}-2/events").json()
-    body = {"after": other["position"], "to": other["events"][-1]["position"], "count": 1}
+    [other] = http.get(f"/v1/feeds/{name}-2/events").json()["rows"]
+    body = {"after": other["after"], "to": other["position"], "count": 1}
     assert problem_kind(http.post(f"/v1/feeds/{name}/confirm", json=body)) == "refused"
     body["to"] = "A" * 60
     assert problem_kind(http.post(f"/v1/feeds/{name}/confirm", json=body)) == "refused"
@@ -144,8 +144,9 @@ def test_positions_reveal_no_shared_numbers(http, helix, name):
     helix.feed(name, ledger=name)
     shown = http.get(f"/v1/feeds/{name}").json()
     assert not {"position", "xid", "number"} & shown.keys()
-    [event] = http.get(f"/v1/feeds/{name}/events").json()["events"]
+    [event] = http.get(f"/v1/feeds/{name}/events").json()["rows"]
     assert not {"xid", "number", "id"} & event.keys()
+    assert not [text for text in (event["after"], event["position"]) if name in text]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_redeclared_ledger_may_grow_and_not_change_over_http(http, name):
     assert declare({**ARROWS, "CONFIRMED": ["LAUNCHED", "LOST"]}).status_code == 200
     assert problem_kind(declare(ARROWS)) == "refused"
     assert problem_kind(declare(ARROWS, strict=False)) == "refused"
-    listed = http.get("/v1/ledgers").json()["ledgers"]
+    listed = http.get("/v1/ledgers", params={"limit": 500}).json()["rows"]
     assert [row["arrows"]["CONFIRMED"] for row in listed if row["name"] == name] == [
         ["LAUNCHED", "LOST"]
     ]
@@ -211,7 +212,7 @@ def test_unknown_ledger_entity_and_feed_are_problems(http, helix, name):
     assert problem_kind(missing) == "no-such-ledger"
     helix.ledger(name, DISPATCH)
     assert problem_kind(http.get(f"/v1/ledgers/{name}/state?entity=d")) == "no-such-entity"
-    assert http.get(f"/v1/ledgers/{name}/events?entity=d").json() == {"events": []}
+    assert http.get(f"/v1/ledgers/{name}/events?entity=d").json()["rows"] == []
 
 
 def test_token_without_payloads_sees_neither_payloads_nor_values(site, helix, name):
@@ -233,7 +234,9 @@ def test_token_of_some_queues_has_no_ledgers_and_only_their_feeds(site, helix, l
         assert problem_kind(append(part, name)) == "forbidden"
         assert problem_kind(part.get("/v1/ledgers")) == "forbidden"
         assert problem_kind(part.get(f"/v1/feeds/{name}")) == "no-such-feed"
-        assert [row["name"] for row in part.get("/v1/feeds").json()["feeds"]] == [f"{name}-q"]
+        assert [
+            row["name"] for row in part.get("/v1/feeds", params={"limit": 500}).json()["rows"]
+        ] == [f"{name}-q"]
         assert part.get(f"/v1/feeds/{name}-q/events").status_code == 200
         everything = part.put(f"/v1/feeds/{name}-all", json={})
         assert problem_kind(everything) == "forbidden"

@@ -135,11 +135,12 @@ def test_service_accepts_every_request_example(http, operation):
     ]
     media = operation["requestBody"]["content"]["application/json"]
     parameters = examples.PARAMETERS
-    if "{feed}" in path and method != "PUT":
-        # The example declares its feed; positions of that feed cannot be written down beforehand.
-        parameters = parameters | {"feed": "absent"}
     answer = http.request(method, path.format(**parameters), json=media["example"])
     assert str(answer.status_code) in operation["responses"]
+    if operation["operationId"] == "confirm_feed":
+        # Positions are encrypted: those of the example belong to no tenant.
+        assert answer.json()["type"].endswith(":refused")
+        return
     # Batch, lease and token of the examples do not exist, but the requests are valid.
     assert answer.status_code in {200, 201, 204, 404, 409}, answer.text
     if answer.status_code < 204:

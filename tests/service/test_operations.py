@@ -11,24 +11,29 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 import pytest
 
-from helixqueue import HelixClient
+from helixqueue import HelixClient, HelixQueue, Machine
+from helixqueue.client.backend import backend_of
+from helixqueue.engine import fences as fence_calls
 from helixqueue.errors import Unavailable
-from helixqueue.operations import identities, letters, queues, tokens
+from helixqueue.fence import operations as fences
+from helixqueue.operations import feeds, identities, ledgers, letters, queues, tokens
 from helixqueue.operations.operation import operations_of
+from helixqueue.records.fence import FenceDetail
 from helixqueue.records.letter import LetterDetail, LetterRow
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import Payload
 from helixqueue.records.queue import QueueRow
 from helixqueue.transport.http.call import Reply
 from helixqueue.transport.http.derived_calls import request_of
-from tests.support.lab import Lab
+from tests.support.lab import POOLED, Lab
 from tests.support.letters import write_letters
 from tests.support.service import DOCUMENT, PROBLEM_PREFIX
 
 REASON = {"reason": "the table test"}
+RESOLUTION = {**REASON, "applied": True, "effect": "re_1", "result": {"id": "re_1"}}
 OPERATIONS = {
     operation.name: operation
-    for subject in (queues, identities, letters, tokens)
+    for subject in (queues, identities, letters, tokens, ledgers, feeds, fences)
     for operation in operations_of(subject)
 }
 
@@ -56,16 +61,78 @@ TABLE = {
     "show_letter": Case("read", 404),
     "redrive_letter": Case("operate", 404, REASON),
     "discard_letter": Case("operate", 404, REASON),
+    "list_fences": Case("read", 200),
+    "show_fence": Case("read", 200),
+    "resolve_fence": Case("operate", 200, RESOLUTION),
+    "rehearse": Case("payloads", 200, {"calls": [{"name": "refund", "key": "order-7"}]}),
     "list_tokens": Case("admin", 200),
     "create_token": Case("admin", 201, {"name": "table-test", "scopes": ["read"]}),
     "rotate_token": Case("admin", 404, {}),
     "revoke_token": Case("admin", 404, REASON),
     "offer_login": Case("admin", 201, {}),
+    "list_ledgers": Case("read", 403),
+    "show_ledger": Case("any", 403),
+    "declare_ledger": Case("operate", 403, {"arrows": {"A": []}}),
+    "show_entity": Case("read", 403),
+    "list_events": Case("read", 403),
+    "list_feeds": Case("read", 200),
+    "show_feed": Case("read", 404),
+    "declare_feed": Case("payloads", 403, {"start": "beginning"}),
+    "read_feed": Case("payloads", 404),
+    "confirm_feed": Case("payloads", 404, {"count": 1}),
+    "pause_feed": Case("operate", 404, REASON),
+    "resume_feed": Case("operate", 404, REASON),
+    "rewind_feed": Case("operate", 404, REASON),
 }
 
 
 def test_every_declared_operation_is_in_the_table():
     assert set(TABLE) == set(OPERATIONS)
+
+
+class Subject(NamedTuple):
+    """Rows of tenant a that an operation can read and change."""
+
+    names: dict[str, Any]  # of its path
+    query: dict[str, Any]
+    body: dict[str, Any]
+
+
+@pytest.fixture
+def subject(site, database, lab, request):
+    """A letter, a fence, or a ledger with an event and a feed, where the operation needs one."""
+    operation = OPERATIONS[request.getfixturevalue("name")]
+    names = {"queue": lab.q, "ledger": lab.q, "feed": lab.q, "name": "nobody"}
+    query, body = {}, {}
+    if "{letter}" in operation.path or operation is letters.list_letters:
+        write_letters(lab, "1")
+        [[names["letter"]]] = database.rows(
+            "select max(id) from helix.dead_letter where tenant = 'a' and name = %s", lab.q
+        )
+    if "{ledger}" in operation.path or "{feed}" in operation.path:
+        with HelixClient(site.url, token=site.token()) as helix:
+            helix.ledger(lab.q, Machine({"A": []})).append("drone-7", 1, "A", {"pad": "north"})
+            [event] = helix.feed(lab.q, ledger=lab.q).read()
+        query = {"entity": "drone-7"} if "entity" in operation.parameters else {}
+        body = {"ledger": lab.q, "after": event.after, "to": event.position}
+    body = {member: body[member] for member in body if member in operation.parameters}
+    body = body if "{feed}" in operation.path else {}
+    if "fence" in operation.name:
+        row = resolved_fence(site, database, lab.q)
+        names["fence"], body = row["fence"], {"version": row["version"], "correct": True}
+        query = {"name": lab.q} if operation is fences.list_fences else {}
+    return Subject(names, query, body)
+
+
+def resolved_fence(site, database, name):
+    """A sealed fence of tenant a whose detail is the reason of its resolution."""
+    with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
+        with pytest.raises(TimeoutError), helix.fence(name, key="order-7"):
+            raise TimeoutError("the bank did not answer")
+        [row] = backend_of(helix).run(fence_calls.list_fences(name=name)).rows
+    with site.client() as http:
+        body = {**RESOLUTION, "version": row.version}
+        return http.post(f"/v1/fences/{row.fence}/resolve", json=body).json()
 
 
 def entry_of(operation):
@@ -83,26 +150,18 @@ def test_document_states_scope_and_problems_of_the_declaration(name):
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_token_of_another_queue_gets_the_status_of_the_table(site, database, name):
+def test_token_of_another_queue_gets_the_status_of_the_table(site, subject, name):
     operation, case = OPERATIONS[name], TABLE[name]
-    with Lab(database) as lab:
-        lab.queue()
-        if "{letter}" in operation.path:
-            write_letters(lab, name)
-            [[letter]] = database.rows(
-                "select max(id) from helix.dead_letter where tenant = 'a' and name = %s", lab.q
-            )
-        else:
-            letter = None
-        path = operation.path.format(queue=lab.q, letter=letter, name="nobody")
-        with site.client(queues=["elsewhere"]) as limited:
-            response = limited.request(operation.method, path, json=case.body)
-        assert response.status_code == case.limited, response.text
-        if case.limited in {403, 404} and "{name}" not in operation.path:
-            # The same request of a token for all queues succeeds.
-            with site.client() as http:
-                response = http.request(operation.method, path, json=case.body)
-            assert response.status_code == 200, response.text
+    path = operation.path.format(**subject.names)
+    sent = {"params": subject.query, "json": case.body and case.body | subject.body}
+    with site.client(queues=["elsewhere"]) as limited:
+        response = limited.request(operation.method, path, **sent)
+    assert response.status_code == case.limited, response.text
+    if case.limited in {403, 404} and "{name}" not in operation.path:
+        # The same request of a token for all queues succeeds.
+        with site.client() as http:
+            response = http.request(operation.method, path, **sent)
+        assert response.status_code == 200, response.text
 
 
 def payload_fields(answer):
@@ -121,6 +180,8 @@ def payload_fields(answer):
 def test_fields_marked_as_payload_are_found():
     assert payload_fields(LetterDetail) == {"detail", "fields", "body"}
     assert payload_fields(Page[LetterRow]) == {"detail"}
+    proof = {"form", "digest", "fingerprint", "sealed_at"}
+    assert payload_fields(FenceDetail) == {"detail", "receipt_document"} | proof
     assert payload_fields(QueueRow) == set()
 
 
@@ -131,22 +192,20 @@ def test_answer_with_payload_fields_declares_its_redaction(name):
 
 
 @pytest.mark.parametrize("name", [n for n in TABLE if payload_fields(OPERATIONS[n].answer)])
-def test_token_without_payloads_sees_no_payload_field(site, database, name):
+def test_token_without_payloads_sees_no_payload_field(site, subject, name):
     operation = OPERATIONS[name]
-    with Lab(database) as lab:
-        lab.queue()
-        write_letters(lab, "1")
-        [[letter]] = database.rows(
-            "select max(id) from helix.dead_letter where tenant = 'a' and name = %s", lab.q
-        )
-    query = {"raw": "true"} if "raw" in operation.parameters else {"queue": lab.q}
+    query = {"raw": "true", "queue": subject.names["queue"]} | subject.query
+    query = {key: value for key, value in query.items() if key in operation.parameters}
 
-    def answer(*scopes):
+    def answer(*scopes, **changed):
+        body = TABLE[name].body and TABLE[name].body | subject.body | changed
         with site.client(*scopes) as http:
-            document = http.get(operation.path.format(letter=letter), params=query).json()
+            path = operation.path.format(**subject.names)
+            document = http.request(operation.method, path, params=query, json=body).json()
         return document["rows"][0] if "rows" in document else document
 
-    hidden, shown = answer("read"), answer("read", "payloads")
+    hidden = answer("read", "operate")
+    shown = answer("read", "operate", "payloads", version=hidden.get("version"))
     for field in payload_fields(operation.answer):
         assert hidden[field] is None
         assert shown[field] is not None, "nothing was there to be hidden"

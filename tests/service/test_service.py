@@ -20,9 +20,10 @@ import httpx
 import psycopg
 import pytest
 
+from helixqueue.log.lines import JsonFormatter
+from helixqueue.log.requests import RequestLog
 from helixqueue.service import ServiceSettings
 from helixqueue.service.problems import PROBLEMS
-from helixqueue.service.request_log import MaskingFormatter, RequestLog
 from helixqueue.service.run import check_database
 from helixqueue.service.service import Service
 from tests.support.cli import HELIXQ, run_in_process
@@ -147,9 +148,9 @@ def test_no_secret_reaches_log_response_or_screen(database, lab, tmp_path, caplo
                 outputs.append(response.text)
             claim = {"worker": token, "request": str(uuid.uuid4()), "queues": [lab.q]}
             [lease] = http.post("/v1/work/claim", json=claim).json()["leases"]
-            nonce = lease["token"].split(".")[1]
-            forged = {"batch": lease["batch"], "token": f"1.{nonce}.9999"}
-            other.post("/v1/work/renew", json={"worker": "w", "leases": [forged]})
+            held = lease["lease"]
+            for text in (held, held[:-8]):
+                other.post("/v1/work/renew", json={"worker": "w", "leases": [text]})
             made = http.post("/v1/tokens", json={"name": "canary", "scopes": ["read"]}).json()
             outputs.append(other.get("/metrics").text)
             faults.__exit__()
@@ -170,12 +171,13 @@ def test_no_secret_reaches_log_response_or_screen(database, lab, tmp_path, caplo
     )
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     assert len(lines) >= 14
-    for canary in (token, blind, made["token"], nonce, "canary-payload", "canary-other",
+    for canary in (token, blind, made["token"], held[:-8], "canary-payload", "canary-other",
                    "canary-broken", "canary-query", "canary-password",
                    "canary-priority", "canary-bearer"):  # fmt: skip
         assert canary not in text, canary
         assert canary not in "\n".join(outputs), canary
-    first = next(line for line in lines if line.get("decision") == "new")
+    first = next(line for line in lines if line.get("decision") == "new" and "request" in line)
+    assert not any({"key", "source_id"} & line.keys() for line in lines)
     assert {"at", "request", "operation", "method", "route", "status", "ms", "tenant", "token",
             "queue", "batch"} <= first.keys()  # fmt: skip
 
@@ -192,7 +194,7 @@ def test_no_secret_reaches_log_response_or_screen(database, lab, tmp_path, caplo
 )
 def test_formatter_masks_secrets_of_every_logger(secret):
     record = logging.LogRecord("any", logging.INFO, __file__, 1, "was: %s", (secret,), None)
-    response = MaskingFormatter().format(record)
+    response = JsonFormatter().format(record)
     assert "(masked)" in response
     assert not {"x" * 43, "canary", "ary"} & set(re.split(r"[^a-z]+", response))
 

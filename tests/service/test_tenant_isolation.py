@@ -10,8 +10,9 @@ import pytest
 
 from helixqueue import HelixQueue, Machine
 from helixqueue.client.backend import backend_of
-from helixqueue.engine import fences, tokens
+from helixqueue.engine import fences, service_calls, tokens
 from helixqueue.identity import key_text
+from helixqueue.service.tenant_cipher import TenantCipher
 from tests.support.lab import POOLED, Lab
 from tests.support.letters import write_letters
 from tests.support.service import DOCUMENT, GUARDED, fill_path, operation_name
@@ -32,17 +33,20 @@ class Loot:
     """Rows of tenant b: pending, running and failed batches, a lease, a token, a doubt."""
 
     batch_ids: list[str]
-    lease: dict[str, object]
+    lease: str  # of tenant b, sealed with the key of tenant a
     fence: str
     version: int
+    positions: dict[str, str]  # of the feed of tenant b, encrypted with the key of tenant a
 
     def in_place_of(self, name, value):
         """Replace the ids in a part of a request by those of tenant b."""
-        if name in {"leases", "settlements"}:
-            return [{**item, **self.lease} for item in value]
+        if name == "leases":
+            return [self.lease]
+        if name == "settlements":
+            return [{**item, "lease": self.lease} for item in value]
         mine = {
             "queue": "shared", "queues": ["shared"], "request": str(uuid.uuid4()),
-            "version": self.version, "identity": "zebra",
+            "version": self.version, "identity": "zebra", **self.positions,
         }  # fmt: skip
         return mine.get(name, value)
 
@@ -65,6 +69,7 @@ def theirs(database):
             "refused"
         ]  # including a row of the ledger
     with Lab(database, "operator") as operator:
+        cipher = TenantCipher(operator.run(service_calls.tenant_key("a")))
         operator.run(
             tokens.create(
                 tenant="b", name="uploader", token_hash=tokens.new_token().hash, scopes=["read"],
@@ -76,13 +81,14 @@ def theirs(database):
             raise TimeoutError("the bank did not answer")
         ledger = helix.ledger("shared", Machine({"REQUESTED": ["CONFIRMED"]}))
         ledger.append("drone-7", 1, "REQUESTED", {"word": WORD}, node=WORD)
-        helix.feed("shared", ledger="shared")
+        [event] = helix.feed("shared", ledger="shared").read()
         [doubt] = backend_of(helix).run(fences.list_fences(name="refund")).rows
     return Loot(
         [str(row.receipt.batch_id) for row in rows],
-        {"batch": runs.batch, "token": "{}.{}.{}".format(*runs.token)},
+        cipher.seal_lease(runs),
         key_text(doubt.key),
         doubt.version,
+        {"after": cipher.seal(event.after), "to": cipher.seal(event.position)},
     )
 
 
@@ -119,7 +125,7 @@ def bodies(operation, loot):
         return [body | ({"arrows": {}} if "arrows" in body else {"ledger": "shared"})]
     if path == "/v1/work/claim":
         # With a settlement, as in the usual round of a worker.
-        done = {**loot.lease, "outcome": "completed", "result": {}}
+        done = {"lease": loot.lease, "outcome": "completed", "result": {}}
         return [body, {**body, "settle": [done]}]
     return [body]
 

@@ -18,7 +18,7 @@ def fence_of(database, name, identity=None):
     """The one fence of a name, or of a name and an identity."""
     with Store.connect(database.dsn(), pooled=POOLED) as store:
         rows = store.run(calls.list_fences(name=name)).rows
-    [row] = [row for row in rows if identity in {None, row.identity}]
+    [row] = [row for row in rows if identity is None or row.identity == (identity,)]
     return row
 
 

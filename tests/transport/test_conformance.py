@@ -13,7 +13,8 @@ import pytest
 from helixqueue import Queue, Refused, State, Unavailable
 from helixqueue.client import run_worker
 from helixqueue.client.backend import backend_of
-from helixqueue.transport import operation_log as telling
+from helixqueue.log.events import WORKER_LOG, log_claims, log_write
+from helixqueue.records.lease import SealedToken
 from helixqueue.transport.factory import build_transport
 from helixqueue.transport.protocol import ClaimRequest, LeaseRef, Settlement
 from helixqueue.worker.options import WorkerOptions
@@ -118,6 +119,12 @@ def test_batch_without_identity_and_with_null_payload_is_delivered_unchanged(way
 def test_token_that_left_the_worker_cannot_write_to_a_sibling_of_its_claim(way, lab):
     lab.submit("mine", "sibling")
     mine, sibling = way.claim(2)
+    if isinstance(mine.token, SealedToken):
+        # Such a token names its batch: there is none to exchange it with.
+        forged = sibling._replace(token=SealedToken(mine.token.text[:-4] + sibling.token.text[-4:]))
+        for operation in (way.renew(forged), way.settle(completed(forged)), way.release(forged)):
+            assert words(operation) == [("refused", None)]
+        return
     assert mine.token.number == sibling.token.number
     forged = sibling._replace(token=mine.own_token)
     for operation in (way.renew(forged), way.settle(completed(forged)), way.release(forged)):
@@ -151,18 +158,19 @@ def test_claim_cut_at_its_size_limit_reports_more(way, lab):
 
 def test_repeated_settle_with_another_result_is_a_mismatch(way, lab, caplog):
     [row] = lab.submit("s")
-    way.transport = telling.LoggedTransport(way.transport)
     [lease] = way.claim()
     [first] = way.settle(completed(lease, '{"reads":7}'))
-    with caplog.at_level(logging.INFO, telling.LOG.name):
+    with caplog.at_level(logging.INFO, WORKER_LOG.name):
         [same] = way.settle(completed(lease, '{"reads":7}'))
         [other] = way.settle(completed(lease, '{"reads":8}'))
         claimed = way.do(way.transport.claim(way.ask(settle=[completed(lease, '{"reads":9}')])))
         [with_claim] = claimed.settled
+        for result in (same, other, with_claim):
+            log_write(way.worker, "settle", lease, result)
     assert [(item.answer, item.mismatch) for item in (first, same, other, with_claim)] == [
         ("ok", False), ("repeat", False), ("repeat", True), ("repeat", True),
     ]  # fmt: skip
-    records = [record for record in caplog.records if record.name == telling.LOG.name]
+    records = [record for record in caplog.records if record.name == WORKER_LOG.name]
     lines = [(record.levelname, json.loads(record.message)) for record in records]
     assert [(level, line["worker"], line.get("mismatch", False)) for level, line in lines] == [
         ("INFO", way.worker, False), ("ERROR", way.worker, True), ("ERROR", way.worker, True),
@@ -198,7 +206,7 @@ def test_worker_logs_a_repeated_settle_with_another_result(helix, lab, caplog):
         await transport.settle([completed(row, "1")])
         [answer] = await transport.settle([completed(row, "2")])
         sent = {row.batch: (worker._in_flight.held[row.batch], completed(row, "2"))}
-        worker._in_flight.settled(sent, [answer])
+        worker._in_flight.settled(sent, [answer], None)
         await transport.close()
         return row, worker
 
@@ -314,16 +322,18 @@ def test_stale_write_is_refused_with_the_name_of_the_current_worker(way, other, 
 def test_worker_logs_show_the_history_of_a_batch_by_its_id(way, other, lab, caplog):
     """Both names stand in the line of a refused write, whichever way it went."""
     [row] = lab.submit("s")
-    with caplog.at_level(logging.INFO, telling.LOG.name):
-        for item in (way, other):
-            item.transport = telling.with_operation_log(item.transport)
+    with caplog.at_level(logging.INFO, WORKER_LOG.name):
         [lease] = way.claim()
+        log_claims(way.worker, [lease], uuid.uuid4())
         lab.pass_time(lab.batch_number(lease.batch_id))
         [theirs] = wait_until(other.claim)
-        way.settle(completed(lease))
-        other.do(other.transport.claim(other.ask(settle=[completed(theirs)])))
+        log_claims(other.worker, [theirs], uuid.uuid4())
+        [refused] = way.settle(completed(lease))
+        log_write(way.worker, "settle", lease, refused)
+        claimed = other.do(other.transport.claim(other.ask(settle=[completed(theirs)])))
+        log_write(other.worker, "settle", theirs, claimed.settled[0])
     # The service logs in this process too.
-    logged = [item.getMessage() for item in caplog.records if item.name == telling.LOG.name]
+    logged = [item.getMessage() for item in caplog.records if item.name == WORKER_LOG.name]
     lines = [json.loads(text) for text in logged if str(row.receipt.batch_id) in text]
     assert [
         (line["operation"], line["worker"], line.get("conflicting_worker"), line["attempt"],

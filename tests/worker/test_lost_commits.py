@@ -22,7 +22,7 @@ from helixqueue import (
     State,
     Unavailable,
 )
-from helixqueue.transport import operation_log
+from helixqueue.log.events import WORKER_LOG
 from tests.support.faults import FaultProxy
 from tests.worker.conftest import effects, proven
 
@@ -57,11 +57,11 @@ def lines(caplog):
     """The operation log, as (operation, decision)."""
 
     def read():
-        found = [record for record in caplog.records if record.name == operation_log.LOG.name]
+        found = [record for record in caplog.records if record.name == WORKER_LOG.name]
         read = [json.loads(item.message) for item in found]
         return [(item["operation"], item["decision"]) for item in read]
 
-    with caplog.at_level(logging.INFO, operation_log.LOG.name):
+    with caplog.at_level(logging.INFO, WORKER_LOG.name):
         yield read
 
 

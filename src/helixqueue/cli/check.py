@@ -18,11 +18,11 @@ from helixqueue.cli.exits import Exit
 from helixqueue.errors import Unavailable
 from helixqueue.fence.key_file import find_keys, read_public
 from helixqueue.ledger.replay import sees_every_tenant
-from helixqueue.operate.check import CheckResult, check, invariants
+from helixqueue.operate.check import CheckResult, check, invariants, report
 from helixqueue.operate.check_seals import check_seals
 from helixqueue.operate.exported import ExportResult, check_export
 from helixqueue.operate.exported_batch import ExportedHistory, parse_ref
-from helixqueue.operate.seal import read_seals
+from helixqueue.operate.seal import SEALS
 from helixqueue.transport.http import checks
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _check(
     """
     if against is not None and connection.selected().service is not None:
         raise typer.BadParameter("--against reads the database itself; select it with --dsn")
-    seals = None if against is None else Against(read_seals(against), _keys(public_key))
+    seals = None if against is None else Against(SEALS.read(against), _keys(public_key))
     wanted = None if batch is None else _parse_ref(batch)
     if wanted is not None and exported is None:
         raise typer.BadParameter("--batch reads an export; name it with --exported FILE")
@@ -202,15 +202,8 @@ def _print_history(history: ExportedHistory) -> None:
 
 
 def _report(results: list[CheckResult], *, every_tenant: bool, as_json: bool) -> None:
-    ok = all(result.count == 0 and not result.late for result in results)
     if as_json:
-        show.as_json(
-            {
-                "ok": ok,
-                "every_tenant": every_tenant,
-                "results": [asdict(result) | {"holds": result.holds} for result in results],
-            }
-        )
+        show.as_json(report(results, every_tenant=every_tenant))
     else:
         _print(results, every_tenant=every_tenant)
 

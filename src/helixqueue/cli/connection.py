@@ -58,7 +58,6 @@ class Target:
     run: Callable[[Any], Any]
     calls: Any
     reads: Any
-    fences: Any
     call_set: Any  # for operations of several steps
     is_service: bool
 
@@ -201,18 +200,17 @@ def open_target(*, as_owner: bool = False) -> Iterator[Target]:
     if service is not None:
         from helixqueue.client.http_backend import HTTP_CALLS  # noqa: PLC0415
         from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415 - one of the two
-        from helixqueue.transport.http import fences as http_fences  # noqa: PLC0415
         from helixqueue.transport.http import reads as http_reads  # noqa: PLC0415
 
         with open_client(service) as client:
             run = backend_of(client).run
-            yield Target(run, http_calls, http_reads, http_fences, HTTP_CALLS, is_service=True)
+            yield Target(run, http_calls, http_reads, HTTP_CALLS, is_service=True)
         return
     from helixqueue.client.postgres_backend import POSTGRES_CALLS  # noqa: PLC0415 - the other
-    from helixqueue.engine import calls, fences  # noqa: PLC0415
+    from helixqueue.engine import calls  # noqa: PLC0415
 
     with open_database(as_owner=as_owner) as database:
-        yield Target(database.run, calls, reads, fences, POSTGRES_CALLS, is_service=False)
+        yield Target(database.run, calls, reads, POSTGRES_CALLS, is_service=False)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import partial
 from typing import (
     TYPE_CHECKING,
@@ -17,9 +18,7 @@ from typing import (
     Any,
     Concatenate,
     Final,
-    Literal,
     TypeVar,
-    get_args,
     get_origin,
 )
 
@@ -30,7 +29,7 @@ from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.operations.operation import UNCHANGED
 from helixqueue.records.page import Page
-from helixqueue.records.parameter import Cursor, Limit, Reason, kind_of
+from helixqueue.records.parameter import Cursor, Limit, Reason, kind_of, words_of
 
 if TYPE_CHECKING:
     from helixqueue.operations.operation import Operation, Parameter
@@ -41,6 +40,11 @@ Show = Callable[Concatenate[T, ...], None]
 OPTIONS: Final[tuple[tuple[Any, Any], ...]] = (
     (Reason, options.Reason), (Limit, options.Limit), (Cursor, options.After),
 )  # fmt: skip
+# Type, parser and more help of options, by their metavar.
+PARSERS: Final[dict[str | None, tuple[Any, Callable[[str], Any], str]]] = {
+    "DURATION": (float, times.span, ""),
+    "TIME": (datetime, times.moment, f" Times are written {options.TIME_HELP}."),
+}
 
 
 def verb(
@@ -134,35 +138,31 @@ def _option(name: str, parameter: Parameter) -> Any:  # noqa: ANN401 - an annota
         if param is kind_of(common).param:
             return option
     typed: dict[str, Any] = {"metavar": param.metavar or "TEXT", "help": param.text}
+    flag = param.option or f"--{name.removesuffix('_seconds').replace('_', '-')}"
     kind: Any = str
     if base in {int, float, bool}:
         kind = base
         typed |= {"min": param.least, "max": param.most} if base is not bool else {}
-    if param.metavar == "DURATION":
-        kind, typed = float, {**typed, "parser": times.span, "min": None, "max": None}
+    if param.metavar in PARSERS:
+        kind, parser, more = PARSERS[param.metavar]
+        typed |= {"parser": parser, "min": None, "max": None, "help": param.text + more}
     elif get_origin(base) is list:
         kind = list[str]
-    elif get_origin(base) is Literal or _words(base):
-        typed["parser"] = partial(_one_of, _words(base))
-    elif get_origin(base) is Mapping:
-        kind, typed["parser"] = Any, partial(options.parse_object, name)
+    elif words := words_of(base):
+        typed["parser"] = partial(_one_of, words)
+    elif get_origin(base) in {Mapping, dict}:
+        kind, typed["parser"] = Any, partial(options.parse_object, flag)
+        typed["help"] = f"{param.text} JSON, or a file that contains it."
     if parameter.positional:
         return Annotated[kind, typer.Argument(**typed)]
-    flag = param.option or f"--{name.removesuffix('_seconds').replace('_', '-')}"
     if base is bool:
         typed.pop("metavar")
     return Annotated[kind if parameter.required else kind | None, typer.Option(flag, **typed)]
 
 
-def _words(base: Any) -> tuple[str, ...]:  # noqa: ANN401 - an annotation
-    """The words of a Literal, or of a union of them."""
-    if get_origin(base) is Literal:
-        return get_args(base)
-    parts = [_words(part) for part in get_args(base)]
-    return sum(parts, ()) if parts and all(parts) else ()
-
-
 def _one_of(words: tuple[str, ...], text: str) -> str:
-    if text not in words:
-        raise typer.BadParameter(f"expected {', '.join(words[:-1])} or {words[-1]}, got {text!r}")
-    return text
+    """The word that was typed, in upper or lower case."""
+    for word in words:
+        if word.lower() == text.lower():
+            return word
+    raise typer.BadParameter(f"expected {', '.join(words[:-1])} or {words[-1]}, got {text!r}")

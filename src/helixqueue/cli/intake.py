@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from helixqueue.cli import connection, messages, options, shapes, show
+from helixqueue.cli import connection, options, shapes, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.engine import letters
+from helixqueue.log import terminal
 
 if TYPE_CHECKING:
     from helixqueue.records.letter import IntakeRow
@@ -129,7 +130,7 @@ def _run(
         "trim": trim or None,
         "tenant": tenant,
     }
-    json_log = messages.select_log_mode()
+    json_log = terminal.select_log_mode()
     settings = read_settings(config, named)
     stop = threading.Event()
     with connection.database_target() as target:

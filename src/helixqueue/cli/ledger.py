@@ -6,19 +6,19 @@ import json
 import sys
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - Typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from helixqueue.cli import connection, operation, options, shapes, show
 from helixqueue.cli.command import command
-from helixqueue.cli.exits import Exit, NoSuchBatch
-from helixqueue.errors import Refused
+from helixqueue.cli.derived_commands import verb
+from helixqueue.cli.exits import Exit
+from helixqueue.errors import NoSuchEntity, Refused
 from helixqueue.identity import loads
 from helixqueue.operations import ledgers
-from helixqueue.records.ledger import LedgerDeclaration, NewEvent
-from helixqueue.records.machine import Machine
+from helixqueue.records.ledger import NewEvent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,16 +26,13 @@ if TYPE_CHECKING:
     from helixqueue.cli.connection import Target
     from helixqueue.operations.steps import Steps
     from helixqueue.records.ledger import Appended, EntityName, LedgerEvent, LedgerRow
+    from helixqueue.records.page import Page
 
 app = typer.Typer(
     no_args_is_help=True, help="Ledgers: list, declare, append, show, replay, seal, verify."
 )
 STORED: Final = frozenset(("written", "duplicate"))
 LedgerName = Annotated[str, typer.Argument(metavar="LEDGER", help="Name of the ledger.")]
-
-
-class NoSuchEntity(NoSuchBatch):
-    """The ledger has no event of that entity."""
 
 
 def register(parent: typer.Typer) -> None:
@@ -45,92 +42,31 @@ def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="ledger")
 
 
-@app.callback()
-def _ledgers() -> None:
-    """Ledgers: list, declare, append, show, replay, seal, verify."""
-
-
-@command(app, "list", example="helixq ledger list")
-@connection.service_or_database
-def _list(
-    *,
-    tenant: options.Tenant = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """List the ledgers of a tenant."""
-    with connection.open_target() as target:
-        rows: list[LedgerRow] = target.run(
-            target.call_set.ledgers.ledgers(tenant=connection.tenant_to_change(target, tenant))
-        )
-    if as_json:
-        show.as_json({"ledgers": [shapes.plain_members(asdict(row)) for row in rows]})
-        return
+@verb(app, "list", ledgers.list_ledgers, example="helixq ledger list", every_tenant=True)
+def _list(page: Page[LedgerRow]) -> None:
     show.table(
-        ("ledger", "rules", "kinds", "terminal", "created"),
-        [_row(row) for row in rows],
+        ("tenant", "ledger", "rules", "kinds", "terminal", "created"),
+        [_row(row) for row in page.rows],
         empty="no ledgers",
+        first="ledger",
+        optional=("tenant",),
     )
 
 
 def _row(row: LedgerRow) -> tuple[Any, ...]:
     terminal = sum(not after for after in row.arrows.values())
     rules = "enforced" if row.strict else "recorded"
-    return (row.name, rules, str(len(row.arrows)), str(terminal), row.created_at)
+    return (row.tenant, row.name, rules, str(len(row.arrows)), str(terminal), row.created_at)
 
 
-@command(app, "declare", example="helixq ledger declare dispatch --machine dispatch.json")
-@connection.service_or_database
-def _declare(
-    *,
-    ledger: LedgerName,
-    machine: Annotated[
-        str,
-        typer.Option(
-            "--machine",
-            metavar="JSON",
-            help='Kinds and their successors: {"REQUESTED": ["CONFIRMED"]}, or a file with that.',
-            show_default=False,
-        ),
-    ],
-    initial: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--initial",
-            metavar="KIND",
-            help="Kind of first events; repeat it for several. [default: kinds that follow none]",
-        ),
-    ] = None,
-    lenient: Annotated[
-        bool,
-        typer.Option("--lenient", help="Store events that violate the rules, too."),
-    ] = False,
-    bind_payload: Annotated[
-        bool, typer.Option("--bind-payload", help="Make the payload part of an event's identity.")
-    ] = False,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ignore",
-            metavar="POINTER",
-            help="Payload field that does not count in comparisons, such as /trace_id.",
-        ),
-    ] = None,
-    actor: options.Actor = None,
-    tenant: options.Tenant = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Declare a ledger. A later declaration may add kinds and arrows."""
-    text = Path(machine).read_text(encoding="utf-8") if Path(machine).is_file() else machine
-    declared = LedgerDeclaration(
-        ledger, Machine(_json("--machine", text), initial=initial), not lenient, bind_payload,
-        tuple(ignore or ()),
-    )  # fmt: skip
-    with connection.open_target() as target:
-        row = operation.run(target, tenant, actor, partial(ledgers.declare, ledger=declared))
-    if as_json:
-        show.as_json(shapes.plain_members(asdict(row)))
-    else:
-        show.line(f"ledger {row.name}: {len(row.arrows)} kinds", "green")
+@verb(
+    app,
+    "declare",
+    ledgers.declare_ledger,
+    example="helixq ledger declare dispatch --machine dispatch.json",
+)
+def _declare(row: LedgerRow) -> None:
+    show.line(f"ledger {row.name}: {len(row.arrows)} kinds", "green")
 
 
 @command(app, "append", example="helixq ledger append dispatch drone-7 1 REQUESTED")

@@ -15,7 +15,9 @@ from helixqueue.cli.exits import Exit
 from helixqueue.engine import ledgers as calls
 from helixqueue.errors import Refused
 from helixqueue.fence.key_file import read_keys, read_public
+from helixqueue.ledger.event_chain import digest_events
 from helixqueue.operate import ledger_heads
+from helixqueue.operate.ledger_heads import HEADS
 from helixqueue.operations import ledgers
 from helixqueue.records.ledger import LedgerDeclaration
 from helixqueue.records.machine import Machine
@@ -63,7 +65,7 @@ def _replay(
     """
     with connection.open_target() as target:
         name = connection.tenant_to_change(target, tenant)
-        declared = operation.run(target, name, None, partial(ledgers.find, name=ledger))
+        declared = operation.run(target, name, None, partial(ledgers.find, ledger=ledger))
         events = ledger_heads.stored_pages(target.run, name, ledger)
         if export is not None:
             events = ledger_heads.write_export(export, events)
@@ -127,13 +129,13 @@ def _seal(
     Keep the file outside of the database server. `ledger verify` compares the ledger with it.
     """
     signer = read_keys(key)[-1].signer
-    heads = ledger_heads.read_heads(to) if to.exists() else []
+    previous = HEADS.last(to)
     with connection.open_target() as target:
         name = connection.tenant_to_change(target, tenant)
-        declared = operation.run(target, name, None, partial(ledgers.find, name=ledger))
+        declared = operation.run(target, name, None, partial(ledgers.find, ledger=ledger))
         digest = target.run(calls.ledger_digest(tenant=name, ledger=ledger))
-    head = ledger_heads.sign_head(digest, name, declared, signer, heads[-1] if heads else None)
-    ledger_heads.add_head(to, head)
+    head = ledger_heads.sign_head(digest, name, declared, signer, previous)
+    HEADS.add(to, head)
     if as_json:
         show.as_json(head)
     else:
@@ -173,12 +175,12 @@ def _verify(
         # Rules may have been added for the events after the last head.
         covered = [event for event in events if event.feed_xid < last["position"]]
         replay = ledger_heads.replay_events(last["tenant"], _declared(last), covered)
-        faults = ledger_heads.verify_heads(heads, keys, ledger_heads.digest_export(events))
+        faults = ledger_heads.verify_heads(heads, keys, partial(digest_events, events))
     else:
         with connection.open_target() as target:
             heads, keys = _signed(ledger, against, public_key, key)
             name = connection.tenant_to_change(target, tenant)
-            declared = operation.run(target, name, None, partial(ledgers.find, name=ledger))
+            declared = operation.run(target, name, None, partial(ledgers.find, ledger=ledger))
             stored = ledger_heads.stored_pages(target.run, name, ledger)
             replay = ledger_heads.replay_events(name, declared, stored)
             digest_at = partial(_digest_at, target, name, ledger)
@@ -206,7 +208,7 @@ def _signed(
     ledger: str, against: Path, public_key: Path | None, key: Path | None
 ) -> tuple[list[dict[str, Any]], list[Signer]]:
     """The heads of a file, and the keys that may have signed them."""
-    heads = ledger_heads.read_heads(against)
+    heads = HEADS.read(against)
     if not heads or heads[-1].get("ledger") != ledger:
         found = f"heads of {heads[-1].get('ledger')}" if heads else "an empty file"
         raise Refused(f"expected heads of ledger {ledger} in {against}, got {found}")

@@ -22,9 +22,10 @@ import typer
 from typer.main import get_command
 
 from helixqueue import __version__
-from helixqueue.cli import leave_quietly, messages
+from helixqueue.cli import leave_quietly
 from helixqueue.cli.exits import Exit, exit_for
 from helixqueue.errors import HelixError, NotInstalled
+from helixqueue.log import terminal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(args: Sequence[str]) -> int:
     """Run the command and return its exit code; errors become one line on standard error."""
-    messages.reset_log_mode()
+    terminal.reset_log_mode()
     try:
         _execute(args)
     except SystemExit as ended:
@@ -144,11 +145,11 @@ def _run(args: Sequence[str]) -> int:
         return exit_for(error)
     except OSError as error:
         # Such as a full disk or an unreadable file.
-        messages.write(f"helixq: {error}", logging.ERROR)
+        terminal.write(f"helixq: {error}", logging.ERROR)
         return Exit.FAILED
     except Exception:  # noqa: BLE001 - the last handler of the process
-        messages.write_traceback()
-        messages.write(
+        terminal.write_traceback()
+        terminal.write(
             "helixq: unexpected error; please report it with the lines above", logging.ERROR
         )
         return Exit.BUG
@@ -181,8 +182,8 @@ def _report_usage(error: Any) -> None:  # noqa: ANN401 - Typer does not export i
     text = text.replace(": Input should be ", ": expected a value ", 1).removesuffix(".")
     if text[1:2].islower():
         text = f"{text[0].lower()}{text[1:]}"
-    messages.write(f"helixq: {text}", logging.ERROR)
-    messages.write(f"help: {error.ctx.command_path} --help")
+    terminal.write(f"helixq: {text}", logging.ERROR)
+    terminal.write(f"help: {error.ctx.command_path} --help")
 
 
 def _handle_interrupts() -> None:
@@ -235,7 +236,7 @@ def _report(error: HelixError, *, as_json: bool) -> None:
         facts = {name: value for name, value in vars(error).items() if not name.startswith("_")}
         document = {"kind": type(error).__name__, "message": str(error), **facts}
         sys.stdout.write(json.dumps({"error": document}, ensure_ascii=False, default=str) + "\n")
-    messages.write(f"helixq: {error}", logging.ERROR)
+    terminal.write(f"helixq: {error}", logging.ERROR)
 
 
 def _version(requested: bool) -> None:  # noqa: FBT001 - Typer calls it with the flag

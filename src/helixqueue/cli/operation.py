@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from helixqueue.cli.connection import Target
+    from helixqueue.fence.signing import Signer
     from helixqueue.operations.steps import Step, Steps
 
 T = TypeVar("T")
@@ -29,7 +30,9 @@ def run(
     """Run it for the tenant; with `every_tenant` and none named, for all that the login sees."""
     choose = connection.tenant_to_read if every_tenant else connection.tenant_to_change
     name = choose(target, tenant) or None
-    operations = Operations(target.call_set, tenant=name, actor=actor, retry_seconds=0)
+    operations = Operations(
+        target.call_set, tenant=name, actor=actor, retry_seconds=0, find_signer=_find_signer
+    )
 
     def perform(step: Step) -> object:
         if isinstance(step, Execute):
@@ -39,3 +42,9 @@ def run(
         return None
 
     return run_steps(operation(operations), perform)
+
+
+def _find_signer() -> Signer | None:
+    from helixqueue.fence.key_file import find_signer  # noqa: PLC0415 - few commands sign
+
+    return find_signer()

@@ -49,12 +49,14 @@ def parse_resources(option: str, text: str) -> dict[str, Any]:
 
 
 def parse_object(option: str, text: str) -> dict[str, Any]:
+    """Read a JSON object, or a file that contains one."""
     try:
-        value = loads(text)
+        is_file = not text.lstrip().startswith("{") and Path(text).is_file()
+        value = loads(Path(text).read_bytes() if is_file else text)
     except InvalidPayload as error:
-        raise typer.BadParameter(f"--{option}: {error}") from None
+        raise typer.BadParameter(f"{option}: {error}") from None
     if not isinstance(value, dict):
-        raise typer.BadParameter(f'--{option}: expected an object such as {{"gpus": 1}}')
+        raise typer.BadParameter(f'{option}: expected an object such as {{"gpus": 1}}')
     return value
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import connection, options, show
+from helixqueue.cli import connection, operation, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
-from helixqueue.errors import Refused
+from helixqueue.errors import NoSuchFence, Refused
 from helixqueue.fence import key_file
-from helixqueue.fence.receipt import PREFIX, Verification, verify
+from helixqueue.fence import operations as fences
+from helixqueue.fence.receipt import Verification, verify
 from helixqueue.fence.signing import HmacSigner
-from helixqueue.identity import key_bytes
-from helixqueue.states import FenceState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,14 +128,16 @@ def _print(document: dict[str, Any], verified: Verification, *, has_keys: bool) 
 def _compare_with_record(document: dict[str, Any]) -> list[str]:
     """How the recorded fence differs from the receipt."""
     with connection.open_target() as target:
-        row = target.run(target.fences.find_fence(key_bytes(document["key"])))
-    if row is None:
-        return ["no fence with this key is visible: it was deleted by retention, or never existed"]
-    if row.state is not FenceState.SEALED or row.receipt is None:
+        show_fence = partial(fences.show_fence, fence=document["key"])
+        try:
+            row = operation.run(target, None, None, show_fence, every_tenant=True)
+        except NoSuchFence:
+            return [
+                "no fence with this key is visible: it was deleted by retention, or never existed"
+            ]
+    if row.receipt is None:
         return [f"the recorded fence is {row.state} and has no receipt"]
-    if PREFIX + row.receipt.hex() != document["id"]:
-        return ["the recorded fence has another receipt"]
-    return []
+    return [] if row.receipt == document["id"] else ["the recorded fence has another receipt"]
 
 
 def _document(receipt: str) -> dict[str, Any]:
@@ -144,8 +146,8 @@ def _document(receipt: str) -> dict[str, Any]:
         document = json.loads(text)
     except (OSError, ValueError) as error:
         raise Refused(f"expected a receipt as JSON in {receipt}, got {error}") from error
-    if isinstance(document, dict) and isinstance(document.get("receipt"), dict):
-        document = document["receipt"]  # what `fence show --json` prints
+    if isinstance(document, dict) and isinstance(document.get("receipt_document"), dict):
+        document = document["receipt_document"]  # what `fence show --json` prints
     if not isinstance(document, dict):
         raise Refused(f"expected a receipt as a JSON object, got {type(document).__name__}")
     return document

@@ -6,21 +6,26 @@ import hashlib
 import sys
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import astuple
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from helixqueue.cli import connection, options, show
+from helixqueue.cli import connection, operation, options, show
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.submission_files import MAX_LINE_BYTES
 from helixqueue.errors import Refused
+from helixqueue.fence import operations
 from helixqueue.fence.rehearsal import MEANS, WORDS, call_of
-from helixqueue.identity import key_text, loads
-from helixqueue.records.fence import FencePreview
+from helixqueue.identity import loads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from helixqueue.records.fence import FenceCall, PredictedCall
+    from helixqueue.records.page import Page
 
 UNSAFE_MAX: Final = 1000
 # Limits of one request.
@@ -39,19 +44,18 @@ class CallPreview(NamedTuple):
 class Rehearsal:
     """Previews calls in file order: a call that would run affects later calls with its key."""
 
-    def __init__(self, target: connection.Target, tenant: str) -> None:
-        self._target = target
-        self._tenant = tenant
+    def __init__(self, predict: Callable[[list[FenceCall]], Page[PredictedCall]]) -> None:
+        self._predict = predict
         # Keys of calls that would run, with digests of their payloads to bound memory.
-        self._would_run: dict[bytes, bytes | None] = {}
+        self._would_run: dict[str, bytes | None] = {}
 
     def preview(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[CallPreview]:
         """Preview the calls in chunks; results come in the order of the lines."""
-        chunk: list[tuple[int, FencePreview | Refused]] = []
+        chunk: list[tuple[int, FenceCall | Refused]] = []
         weight = 0
         for number, line in lines:
             try:
-                call: FencePreview | Refused = _parse(line)
+                call: FenceCall | Refused = _parse(line)
             except Refused as error:
                 call = error
             if chunk and (len(chunk) == CHUNK_LINES or weight + len(line) > CHUNK_BYTES):
@@ -61,38 +65,35 @@ class Rehearsal:
             weight += len(line)
         yield from self._preview_chunk(chunk)
 
-    def _preview_chunk(
-        self, chunk: list[tuple[int, FencePreview | Refused]]
-    ) -> Iterator[CallPreview]:
-        calls = [call for _, call in chunk if isinstance(call, FencePreview)]
-        decisions = iter(
-            self._target.run(self._target.fences.preview(tenant=self._tenant, calls=calls))
-            if calls
-            else ()
-        )
+    def _preview_chunk(self, chunk: list[tuple[int, FenceCall | Refused]]) -> Iterator[CallPreview]:
+        calls = [call for _, call in chunk if not isinstance(call, Refused)]
+        predicted = iter(self._predict(calls).rows if calls else ())
         for number, call in chunk:
             if isinstance(call, Refused):
                 yield CallPreview(number, "unreadable", None, None, str(call))
                 continue
-            key, decision = next(decisions)
+            fence, decision, _ = astuple(next(predicted))
             what = WORDS[decision]
             if what == "runs":
-                what = self._after_earlier_lines(key, call.request)
-            yield CallPreview(number, what, call.name, key_text(key), MEANS[what])
+                what = self._after_earlier_lines(fence, call_of(call).request)
+            yield CallPreview(number, what, call["name"], fence, MEANS[what])
 
-    def _after_earlier_lines(self, key: bytes, request: str | None) -> str:
+    def _after_earlier_lines(self, fence: str, request: str | None) -> str:
         digest = None if request is None else hashlib.sha256(request.encode()).digest()
-        if key not in self._would_run:
-            self._would_run[key] = digest
+        if fence not in self._would_run:
+            self._would_run[fence] = digest
             return "runs"
-        first = self._would_run[key]
+        first = self._would_run[fence]
         return "refused" if None not in {first, digest} and first != digest else "repeats"
 
 
-def _parse(line: bytes) -> FencePreview:
+def _parse(line: bytes) -> FenceCall:
     if len(line) > MAX_LINE_BYTES:
         raise Refused(f"expected at most {MAX_LINE_BYTES:,} bytes per line, got more")
-    return call_of(loads(line))
+    document: Any = loads(line)
+    call_of(document)  # refuses what is not a call
+    call: FenceCall = document
+    return call
 
 
 @contextmanager
@@ -133,7 +134,11 @@ def rehearse(
     counts: Counter[str] = Counter()
     unsafe: list[CallPreview] = []
     with connection.open_target() as target, _open(file) as stream:
-        rehearsal = Rehearsal(target, connection.tenant_to_change(target, tenant))
+        rehearsal = Rehearsal(
+            lambda calls: operation.run(
+                target, tenant, None, partial(operations.rehearse, calls=calls)
+            )
+        )
         lines = enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 2), b""), 1)
         for call in rehearsal.preview(line for line in lines if line[1].strip()):
             counts[call.what] += 1

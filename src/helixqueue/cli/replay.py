@@ -11,7 +11,7 @@ import typer
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
-from helixqueue.ledger.replay import document, estimate, replay, sees_every_tenant
+from helixqueue.ledger.replay import COUNTS, estimate, replay, sees_every_tenant
 from helixqueue.operations.steps import Sleep, retried, run_steps
 from helixqueue.transport.http import checks
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 # How long to retry a request while the service runs another check or replay.
 RETRY_SECONDS = 60.0
 FIRST_RETRY_SECONDS = 3.0  # for the first request, so that a wrong URL fails soon
-_COUNTS = ("events", "batches", "retired", "violated")
 
 
 def register(app: typer.Typer) -> None:
@@ -49,18 +48,7 @@ def _replay(
     result = _run_replay(limit)
     seconds = time.monotonic() - started
     if as_json:
-        show.as_json(
-            {
-                "ok": not result["violated"],
-                "every_tenant": result["every_tenant"],
-                "events": result["events"],
-                "batches": result["batches"],
-                "retired": result["retired"],
-                "seconds": round(seconds, 3),
-                "violated": result["violated"],
-                "violations": result["violations"],
-            }
-        )
+        show.as_json({"ok": not result["violated"], **result, "seconds": round(seconds, 3)})
     else:
         if result["violations"]:
             show.table(
@@ -89,9 +77,7 @@ def _run_replay(limit: int) -> dict[str, Any]:
             replayed = replay(
                 database.connection, progress=lambda done: update(done, done), limit=limit
             )
-    counts = {name: getattr(replayed, name) for name in _COUNTS}
-    violations = [document(violation) for violation in replayed.violations]
-    return counts | {"every_tenant": every_tenant, "violations": violations}
+    return {"every_tenant": every_tenant, **replayed.document()}
 
 
 def _replay_over_http(
@@ -100,18 +86,18 @@ def _replay_over_http(
     def perform(step: Step) -> Any:  # noqa: ANN401 - the result of any call
         return time.sleep(step.seconds) if isinstance(step, Sleep) else target.run(step.call)
 
-    counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
+    counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
     violations: list[dict[str, Any]] = []
-    after: int | None = None
+    after: str | None = None
     while True:
-        call = checks.replay(behind=after, limit=limit - len(violations))
+        call = checks.replay(after=after, limit=limit - len(violations))
         page = run_steps(
             retried(call, seconds=RETRY_SECONDS if after else FIRST_RETRY_SECONDS), perform
         )
-        counts.update({name: page[name] for name in _COUNTS})
+        counts.update({name: page[name] for name in COUNTS})
         violations += page["violations"]
         after = page["next"]
         update(counts["events"], counts["events"])
         if after is None:
             break
-    return {**counts, "every_tenant": False, "violations": violations}
+    return {"every_tenant": False, **counts, "violations": violations}

@@ -11,7 +11,7 @@ from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.fence.key_file import public_document, publish_beside, read_keys
 from helixqueue.operate.exported import write_export
-from helixqueue.operate.seal import add_seal, last_head, make_seal
+from helixqueue.operate.seal import SEALS, last_head, make_seal
 from helixqueue.transport.http import checks
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _seal(
         with connection.open_database(as_owner=True) as database:
             write_export(database.connection, seal, export)
         publish_beside(export, public_document(read_keys(key)))
-    file = add_seal(to, seal)
+    file = SEALS.add(to, seal)
     if as_json:
         shown = {name: value for name, value in seal.items() if name != "pages"}
         show.as_json({**shown, "pages": len(seal["pages"]), "file": str(file)})

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from helixqueue.cli import connection, messages, options, show
+from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.errors import NotInstalled
 from helixqueue.fence.key_file import find_keys
+from helixqueue.log import terminal
 
 NO_SERVICE = "serve starts a service on a database; run it with --dsn"
 
@@ -154,7 +155,7 @@ def _serve(
     The login must be bound with `helix.bind_v1(login, '*', true)`, so that each request sees only
     the tenant of its token. With a key file, the service signs receipts and publishes its keys.
     """
-    messages.select_log_mode()
+    terminal.select_log_mode()
     if dsn is None:
         raise typer.BadParameter(
             "expected --dsn or HELIX_DSN with the service's login, got neither; "

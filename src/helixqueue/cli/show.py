@@ -18,9 +18,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from helixqueue.cli import messages, times
-from helixqueue.cli.sanitize import plain
-from helixqueue.json_log import message_line
+from helixqueue.cli import times
+from helixqueue.log import terminal
+from helixqueue.log.lines import message_line
+from helixqueue.log.terminal import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,12 +42,12 @@ STYLES = {
 
 def progress(message: str) -> None:
     """Print to standard error, so that standard output can be piped."""
-    messages.write(message)
+    terminal.write(message)
 
 
 def warning(message: str) -> None:
     """As `progress`; a log has it as a warning."""
-    messages.write(message, logging.WARNING)
+    terminal.write(message, logging.WARNING)
 
 
 def json_line(message: str, **fields: object) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from helixqueue.cli import connection, messages, options, show, up_options
+from helixqueue.cli import connection, options, show, up_options
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.up_options import UpOptions
@@ -25,6 +25,7 @@ from helixqueue.engine import tokens
 from helixqueue.errors import Refused, Unavailable
 from helixqueue.fence.key_file import find_keys
 from helixqueue.identity import check_name
+from helixqueue.log import terminal
 from helixqueue.postgres.database import Database
 from helixqueue.service.address import address_of
 from helixqueue.service.run import PortTaken, check_database, listener_on, log_to
@@ -87,7 +88,7 @@ def _up(
     Without --dsn, PostgreSQL and Valkey run embedded in the data directory, and a restart finds
     all data again. Exit code 9: another `helixq up` runs in that directory.
     """
-    json_log = messages.select_log_mode(by_default=as_json)
+    json_log = terminal.select_log_mode(by_default=as_json)
     if dsn is not None and data is not None:
         raise typer.BadParameter("expected --dsn or --data, got both")
     if dsn is None and data is None and not demo:
@@ -161,7 +162,7 @@ def _run(invocation: UpOptions) -> Exit:
         children = _children(invocation, found, intake)
         if invocation.as_json:
             for child in children:
-                child.environment = {**child.environment, **messages.JSON_LOG}
+                child.environment = {**child.environment, **terminal.JSON_LOG}
         facts = _facts(invocation, found, address_of(listener), intake)
         asyncio.run(
             run(
@@ -211,9 +212,7 @@ class _ProgressHandler(logging.Handler):
     """Prints log records without a traceback."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        text = record.getMessage() + ("" if error is None else f": {error}")
-        messages.write(text, record.levelno)
+        terminal.write(terminal.text_of(record), record.levelno)
 
 
 def _listener(invocation: UpOptions) -> socket.socket:

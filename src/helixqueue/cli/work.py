@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import connection, options, show, work_log
+from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.client.async_client import AsyncClient
 from helixqueue.client.backend import backend_of
 from helixqueue.client.run_worker import handlers_of, work
 from helixqueue.client.sync_client import SyncClient
 from helixqueue.errors import Refused
+from helixqueue.log.terminal import logging_to
 from helixqueue.queues import Queue
 from helixqueue.worker.handlers import QueueHandler
 from helixqueue.worker.program import Program
@@ -170,7 +171,7 @@ def _work(
     if all_tenants and tenant is not None:
         raise typer.BadParameter("expected --tenant or --all-tenants, got both")
     with (
-        work_log.logging_to(log),
+        logging_to(log),
         _open_client(client, (url, token), (dsn, data, tenant), every_tenant=all_tenants) as helix,
     ):
         if arguments is not None:

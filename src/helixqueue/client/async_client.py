@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, overload
 
-from helixqueue.client.letters import AsyncLetterMethods
-from helixqueue.client.queue_methods import AsyncQueueMethods
+from helixqueue.client.letters_async import AsyncLetterMethods
+from helixqueue.client.queue_methods_async import AsyncQueueMethods
 from helixqueue.operations import batch_actions, submit
 from helixqueue.operations.steps import Steps, run_steps_async
 from helixqueue.records.submission import Submission

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from helixqueue.client.backend import backend_of
 from helixqueue.errors import LeaseLost
 from helixqueue.queues import Queue
+from helixqueue.records.lease import LeaseRow, read_token
 from helixqueue.schemas import Schema
 from helixqueue.states import State
-from helixqueue.transport.protocol import LeaseRow, Token
 from helixqueue.worker import outcomes
 from helixqueue.worker.attempt import Attempt
 from helixqueue.worker.lease import Lease
@@ -151,7 +151,7 @@ def _run(
 def _row(values: list[Any]) -> LeaseRow:
     batch, token, key, tenant, queue, identity, revision, payload, attempt, lease_seconds = values
     return LeaseRow(
-        batch, Token(*token), bytes.fromhex(key), tenant, queue, identity, revision, payload,
+        batch, read_token(token), bytes.fromhex(key), tenant, queue, identity, revision, payload,
         attempt, State.RUNNING, _NO_DEADLINE, lease_seconds, shares_nonce=False,
     )  # fmt: skip
 

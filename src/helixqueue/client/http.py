@@ -1,3 +1,4 @@
+# Generated from http_async.py by `make twins`: change that file.
 """`HelixClient`: the client of a service, for threads."""
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
+# Generated from letters_async.py by `make twins`: change that file.
 """Methods of all clients about dead letters."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from helixqueue.client.method import async_method, async_rows, method, rows
+from helixqueue.client.method import method, rows
 from helixqueue.operations import letters as operations
 
 if TYPE_CHECKING:
@@ -32,21 +33,3 @@ class LetterMethods:
     def discard(self, letter_numbers: Sequence[int], *, reason: str) -> dict[int, str]:
         """Discard dead letters: their bytes are deleted, the record stays."""
         return self._do(operations.discard_letters(self._operations, letter_numbers, reason))
-
-
-class AsyncLetterMethods:
-    """Dead letters, for coroutines."""
-
-    _operations: Operations
-
-    if TYPE_CHECKING:
-
-        async def _do(self, steps: Steps[T]) -> T: ...
-
-    letters = async_rows(operations.list_letters)
-    letter = async_method(operations.show_letter)
-    redrive = async_method(operations.redrive_letter)
-
-    async def discard(self, letter_numbers: Sequence[int], *, reason: str) -> dict[int, str]:
-        """Discard dead letters: their bytes are deleted, the record stays."""
-        return await self._do(operations.discard_letters(self._operations, letter_numbers, reason))

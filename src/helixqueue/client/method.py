@@ -1,7 +1,8 @@
+# Generated from method_async.py by `make twins`: change that file.
 """Methods of clients, made from operations: the same parameters, types and documentation.
 
-letter = method(letters.show_letter)    # helix.letter(7) -> LetterDetail
-letters = rows(letters.list_letters)    # helix.letters(reason="json") -> Iterator[LetterRow]
+letter = method(letters.show_letter)  # helix.letter(7) -> LetterDetail
+letters = rows(letters.list_letters)  # helix.letters(reason="json") -> Iterator[...]
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from helixqueue.records.parameter import MAX_PAGE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from collections.abc import Callable, Iterator
 
     from helixqueue.operations.operation import Operation
     from helixqueue.records.page import Page
@@ -21,7 +22,9 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-def method(operation: Operation[P, T]) -> Callable[Concatenate[Any, P], T]:
+def method(
+    operation: Operation[P, T],
+) -> Callable[Concatenate[Any, P], T]:
     """A method of a client for threads."""
 
     def call(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -31,7 +34,9 @@ def method(operation: Operation[P, T]) -> Callable[Concatenate[Any, P], T]:
     return _documented(call, operation)
 
 
-def rows(operation: Operation[P, Page[T]]) -> Callable[Concatenate[Any, P], Iterator[T]]:
+def rows(
+    operation: Operation[P, Page[T]],
+) -> Callable[Concatenate[Any, P], Iterator[T]]:
     """A method that reads page after page; `limit` is the size of a page."""
 
     def call(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
@@ -39,36 +44,6 @@ def rows(operation: Operation[P, Page[T]]) -> Callable[Concatenate[Any, P], Iter
         while True:
             page = client._do(operation(client._operations, *args, **query))  # noqa: SLF001
             yield from page.rows
-            if page.next is None:
-                return
-            query["after"] = page.next
-
-    return _documented(call, operation)
-
-
-def async_method(
-    operation: Operation[P, T],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """A method of a client for event loops."""
-
-    async def call(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        answer: T = await client._do(operation(client._operations, *args, **kwargs))  # noqa: SLF001
-        return answer
-
-    return _documented(call, operation)
-
-
-def async_rows(
-    operation: Operation[P, Page[T]],
-) -> Callable[Concatenate[Any, P], AsyncIterator[T]]:
-    """A method that reads page after page; `limit` is the size of a page."""
-
-    async def call(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        query: dict[str, Any] = {"limit": MAX_PAGE, **kwargs}
-        while True:
-            page = await client._do(operation(client._operations, *args, **query))  # noqa: SLF001
-            for row in page.rows:
-                yield row
             if page.next is None:
                 return
             query["after"] = page.next

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.client.backend import backend_of
 from helixqueue.errors import LeaseLost, Refused
-from helixqueue.transport.protocol import Settlement, Token
+from helixqueue.records.lease import Settlement, read_token
 from helixqueue.worker.outcomes import AttemptFailure, FailureClass, ReportedFailure
 from helixqueue.worker.program import exit_failure
 
@@ -160,7 +160,7 @@ def _settlement(values: list[Any] | None) -> Settlement | None:
     if values is None:
         return None
     batch, token, *rest = values
-    return Settlement(batch, Token(*token), *rest)
+    return Settlement(batch, read_token(token), *rest)
 
 
 def _handler_location(queue: Queue[Any, Any]) -> dict[str, str | None]:

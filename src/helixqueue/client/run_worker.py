@@ -16,7 +16,6 @@ from helixqueue.client.backend import backend_of
 from helixqueue.client.sync_client import SyncClient
 from helixqueue.errors import Refused
 from helixqueue.queues import Queue
-from helixqueue.transport.operation_log import with_operation_log
 from helixqueue.worker import handlers
 from helixqueue.worker.handlers import QueueHandler
 from helixqueue.worker.options import WorkerOptions
@@ -83,7 +82,7 @@ def _work(
 
     async def run() -> WorkSummary:
         async with async_version(client) as async_client:
-            transport = with_operation_log(backend.transport(options))
+            transport = backend.transport(options)
             worker = Worker(transport, by_queue, options, client.submit, async_client.submit)
             with _handling_signals(worker):
                 return await worker.run()
@@ -118,7 +117,7 @@ async def _work_async(
         await backend.declare(queue)
     sync_client = backend.sync_client()
     # In a thread: an embedded server may take seconds to start.
-    transport = with_operation_log(await asyncio.to_thread(backend.transport, options))
+    transport = await asyncio.to_thread(backend.transport, options)
     worker = Worker(transport, by_queue, options, sync_client.submit, client.submit)
     try:
         return await worker.run()

@@ -1,3 +1,4 @@
+# Generated from asynchronous.py by `make twins`: change that file.
 """`HelixQueue`: the client for threads."""
 
 from __future__ import annotations

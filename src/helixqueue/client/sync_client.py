@@ -1,3 +1,4 @@
+# Generated from async_client.py by `make twins`: change that file.
 """The sync client, over PostgreSQL or HTTP."""
 
 from __future__ import annotations
@@ -166,7 +167,11 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
         """Return the state of the batch."""
         return self._do(self._operations.state(receipt))
 
-    def wait(self, receipt: Receipt[Any] | UUID, timeout: float | None = None) -> State:
+    def wait(
+        self,
+        receipt: Receipt[Any] | UUID,
+        timeout: float | None = None,
+    ) -> State:
         """Wait until the batch is COMPLETED, FAILED or CANCELLED; `InProgress` after `timeout`."""
         return self._do(self._operations.wait(receipt, timeout))
 

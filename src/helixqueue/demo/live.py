@@ -26,8 +26,8 @@ from helixqueue.client.sync import HelixQueue
 from helixqueue.demo.sample_sheet import BASECALL, INVALID, QUEUE, TENANT
 from helixqueue.engine import calls
 from helixqueue.errors import HelixError
-from helixqueue.json_log import message_line
 from helixqueue.ledger.replay import replay
+from helixqueue.log.lines import message_line
 from helixqueue.postgres.database import Database
 from helixqueue.postgres.statements import statements
 

@@ -357,7 +357,7 @@ def _read_number(rows: list[Row]) -> int:
     return int(rows[0][0])
 
 
-def _token_columns(batch: Sequence[int], token: Sequence[Token]) -> tuple[str, ...]:
+def _token_columns(batch: Sequence[int], token: Sequence[Any]) -> tuple[str, ...]:
     columns = zip(*token, strict=True) if token else [()] * len(Token._fields)
     return (numbers(batch), *map(numbers, columns))
 

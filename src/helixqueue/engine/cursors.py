@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, check_name
+from helixqueue.records.ledger import FeedRow, LedgerRow
+from helixqueue.records.page import Page
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Named = TypeVar("Named", LedgerRow, FeedRow)
 PAGE_ROWS_MAX: Final = 1_000
+INT4_MAX: Final = 2**31 - 1
 _LAST_ID: Final = 2**63 - 1
 
 
@@ -44,19 +51,24 @@ def _invalid_cursor(after: str) -> Refused:
     )
 
 
+def after_number(after: str | None, first: int, most: int = _LAST_ID) -> int:
+    """The number of the last row of the previous page; `first` for the first page."""
+    if after is None:
+        return first
+    if not (after.isascii() and after.isdecimal() and len(after) <= len(str(most))):
+        raise _invalid_cursor(after)
+    if int(after) > most:
+        raise _invalid_cursor(after)
+    return int(after)
+
+
 def after_life(after: str | None) -> dict[str, int]:
     """For fences, which are listed by the number of their first claim."""
-    if after is None:
-        return {"life": _LAST_ID}
-    if not (after.isascii() and after.isdecimal() and len(after) <= len(str(_LAST_ID))):
-        raise _invalid_cursor(after)
-    if int(after) > _LAST_ID:
-        raise _invalid_cursor(after)
-    return {"life": int(after)}
+    return {"life": after_number(after, _LAST_ID)}
 
 
 def after_queue(after: str | None) -> dict[str, str]:
-    """For queues, which are listed by tenant and name."""
+    """For queues, ledgers and feeds, which are listed by tenant and name."""
     tenant, _, queue = (after or "").partition("/")
     if after is not None:
         try:
@@ -73,3 +85,23 @@ def after_worker(after: str | None) -> dict[str, str]:
     if after is not None and not separator:
         raise _invalid_cursor(after)
     return {"after_role": role, "after_name": name}
+
+
+def named_page(rows: list[Named], limit: int) -> Page[Named]:
+    """A page of ledgers or feeds, of which one more than `limit` was read."""
+    last = rows[limit - 1] if len(rows) > limit else None
+    return Page(tuple(rows[:limit]), None if last is None else f"{last.tenant}/{last.name}")
+
+
+def write_position(feed: str, position: Sequence[int]) -> str:
+    """A position of a feed as text: transaction, number, version."""
+    return f"{feed}/{'.'.join(map(str, position))}"
+
+
+def read_position(feed: str, text: str) -> list[int]:
+    name, _, numbers = text.rpartition("/")
+    parts = numbers.split(".")
+    fits = all(part.isascii() and part.isdecimal() and len(part) < 20 for part in parts)
+    if name != feed or len(parts) != 3 or not fits:
+        raise Refused(f"expected a position of the feed {feed}, got {text[:80]!r}")
+    return list(map(int, parts))

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from helixqueue.engine.arrays import plain, texts
 from helixqueue.engine.cursors import after_life, demand_page
 from helixqueue.errors import Refused
+from helixqueue.identity import PART_SEPARATOR, key_text
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
-from helixqueue.records.fence import FenceEventRow, FencePage, FencePreview, FenceRow
+from helixqueue.records.fence import FenceEventRow, FenceRow, receipt_text
+from helixqueue.records.page import Page
 from helixqueue.states import FenceState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    from helixqueue.records.fence import DecisionWord, FencePreview
     from helixqueue.records.lease import Token
 
 _SQL = sql_texts("helixqueue.engine", "fences.sql")
@@ -28,10 +31,6 @@ _SQL = sql_texts("helixqueue.engine", "fences.sql")
 # How many rows one page scans for those that match its filters.
 ROWS_SCANNED = 2_000
 
-DecisionWord = Literal[
-    "granted", "repeated", "expired", "in_progress", "mismatch", "in_doubt",
-    "sealed", "done", "fenced_out", "stale",
-]  # fmt: skip
 Finding = Literal["applied", "not_applied", "unknown"]
 
 
@@ -195,46 +194,24 @@ def resolve(
     version: int,
     times: Times,
     *,
-    actor: str,
+    actor: str | bytes,
     reason: str,
     result: FenceResult | None,
     correct: bool = False,
 ) -> Call[FenceDecision]:
     """Decide a doubt as an operator; `result` is None where the effect did not happen.
 
-    With `correct`, replace an earlier resolution that is still the last step of the fence.
+    `actor` is the operator's name, or the hash of a token with the scope operate: the database
+    checks it and records its name. With `correct`, replace an earlier resolution that is still the
+    last step of the fence.
     """
-    return Call(
-        _SQL["resolve"],
-        (
-            *(_bytes(key), version, result is not None, actor, reason),
-            *_result(result),
-            *(times.answer, times.tombstone, correct),
-        ),
-        _read_decision,
-    )
-
-
-def resolve_by_token(
-    token_hash: bytes,
-    key: bytes,
-    version: int,
-    times: Times,
-    *,
-    reason: str,
-    result: FenceResult | None,
-    correct: bool = False,
-) -> Call[FenceDecision]:
-    """The same with a token of the scope operate; the name of the token is the actor."""
-    return Call(
-        _SQL["resolve_by_token"],
-        (
-            *(_bytes(token_hash), _bytes(key), version, result is not None, reason),
-            *_result(result),
-            *(times.answer, times.tombstone, correct),
-        ),
-        _read_decision,
-    )
+    applied = result is not None
+    outcome = (*_result(result), times.answer, times.tombstone, correct)
+    if isinstance(actor, bytes):
+        by_token = (_bytes(actor), _bytes(key), version, applied, reason, *outcome)
+        return Call(_SQL["resolve_by_token"], by_token, _read_decision)
+    by_name = (_bytes(key), version, applied, actor, reason, *outcome)
+    return Call(_SQL["resolve"], by_name, _read_decision)
 
 
 def renew(leases: Sequence[FenceLease]) -> Call[list[bytes]]:
@@ -249,21 +226,6 @@ def renew(leases: Sequence[FenceLease]) -> Call[list[bytes]]:
         ),
         lambda rows: [key for (key,) in rows],
     )
-
-
-@dataclass(frozen=True, slots=True)
-class FenceSweep:
-    """How many fences a sweep moved or deleted."""
-
-    doubted: int
-    released: int
-    emptied: int
-    forgotten: int
-
-
-def sweep(*, actor: str | None = None, limit: int = 1_000) -> Call[FenceSweep]:
-    """End expired leases, answers and tombstones; one claim in a thousand does this as well."""
-    return Call(_SQL["sweep"], (actor, limit), lambda rows: FenceSweep(*rows[0]))
 
 
 def find_holder(key: bytes) -> Call[tuple[int, bool] | None]:
@@ -287,7 +249,7 @@ def list_fences(
     state: FenceState | None = None,
     after: str | None = None,
     limit: int = 50,
-) -> Call[FencePage]:
+) -> Call[Page[FenceRow]]:
     """Read a page of fences, newest first."""
     demand_page(limit)
     scan = "doubt" if state is FenceState.IN_DOUBT else "age" if name is None else "name"
@@ -345,7 +307,7 @@ def count_open() -> Call[list[FenceCount]]:
 
 @dataclass(frozen=True, slots=True)
 class SweepLag:
-    """Seconds by which `sweep` is behind. Every claim checks the clock itself."""
+    """Seconds by which housekeeping is behind. Every claim checks the clock itself."""
 
     leases: float
     answers: float
@@ -384,17 +346,25 @@ def _read_decision(rows: list[Row]) -> FenceDecision:
     return reply if reply.state is None else reply._replace(state=FenceState(reply.state))
 
 
-def _read_page(rows: list[Row], limit: int) -> FencePage:
+def _read_page(rows: list[Row], limit: int) -> Page[FenceRow]:
     """Each row has the end of the scan, its position and the fence; nulls for no fence."""
     fences = [row[1:] for row in rows if row[1] is not None]
     following = fences[limit - 1][0] if len(fences) > limit else rows[0][0]
-    return FencePage(
+    return Page(
         tuple(_read_row(row[1:]) for row in fences[:limit]),
         None if following is None else str(following),
     )
 
 
 def _read_row(row: Row) -> FenceRow:
-    fields = dict(zip(FenceRow.__slots__[:-1], row, strict=True))
-    fields["state"] = FenceState(fields["state"])
+    fields = dict(zip(FenceRow.__slots__, row, strict=True))
+    identity, digest = fields["identity"], fields["digest"]
+    fields |= {
+        "fence": key_text(fields["fence"]),
+        "identity": None if identity is None else tuple(identity.split(PART_SEPARATOR)),
+        "state": FenceState(fields["state"]),
+        "digest": None if digest is None else digest.hex(),
+        "fingerprint": fields["fingerprint"].hex(),
+        "receipt": receipt_text(fields["receipt"]),
+    }
     return FenceRow(**fields)

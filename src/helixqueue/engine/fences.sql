@@ -46,10 +46,6 @@ from helix.resolve_by_token_v1(%s::bytea, %s::bytea, %s::int, %s::boolean, %s::t
 -- Heartbeats; returns the keys that the caller no longer holds.
 select helix.renew_fences_v1(%s::bytea[], %s::int[], %s::bigint[], %s::bigint[]);
 
--- name: sweep
--- Ends expired leases, answers and tombstones.
-select doubted, released, emptied, forgotten from helix.sweep_fences_v1(%s::text, %s::int);
-
 -- name: find_holder
 -- Whether the fence has a live holder: for callers that wait between two claims.
 select h.version, h.held from helix.read_fence_holder_v1(%s::bytea) h;

@@ -8,21 +8,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from helixqueue.engine.arrays import json_texts, numbers, texts
-from helixqueue.errors import Refused
+from helixqueue.engine.cursors import (
+    INT4_MAX,
+    after_number,
+    after_queue,
+    named_page,
+    read_position,
+    write_position,
+)
 from helixqueue.identity import key_text
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.ledger import (
-    START,
     AppendedRow,
     EntityState,
     FeedEvent,
-    FeedPosition,
     FeedRow,
     LedgerEvent,
     LedgerRow,
     entity_name,
 )
+from helixqueue.records.page import Page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,8 +81,11 @@ def _appended(rows: list[Row], count: int) -> list[AppendedRow]:
     return [answer for answer in answers if answer is not None]
 
 
-def ledgers(*, tenant: str, name: str | None = None) -> Call[list[LedgerRow]]:
-    return Call(_SQL["ledgers"], (tenant, name), lambda rows: [_ledger(row) for row in rows])
+def ledgers(
+    *, tenant: str | None, name: str | None = None, after: str | None = None, limit: int = 50
+) -> Call[Page[LedgerRow]]:
+    args = (tenant, name, *after_queue(after).values(), limit + 1)
+    return Call(_SQL["ledgers"], args, lambda rows: named_page(list(map(_ledger, rows)), limit))
 
 
 def _ledger(row: Row) -> LedgerRow:
@@ -135,11 +144,16 @@ def stored_events(
 
 
 def events(
-    *, tenant: str, ledger: str, entity: str, after: int = 0, limit: int = 1_000
-) -> Call[list[LedgerEvent]]:
-    """Return the history of one entity after a version."""
-    args = (tenant, ledger, entity, "", after, limit)
-    return Call(_SQL["events"], args, lambda rows: [StoredEvent(*row).event() for row in rows])
+    *, tenant: str, ledger: str, entity: str, after: str | None = None, limit: int = 50
+) -> Call[Page[LedgerEvent]]:
+    """Return the history of one entity. Pages are limited in bytes: only an empty one is last."""
+
+    def read(rows: list[Row]) -> Page[LedgerEvent]:
+        events = tuple(StoredEvent(*row).event() for row in rows)
+        return Page(events, str(events[-1].version) if events else None)
+
+    args = (tenant, ledger, entity, "", after_number(after, 0, INT4_MAX), limit)
+    return Call(_SQL["events"], args, read)
 
 
 class Bucket(NamedTuple):
@@ -192,26 +206,26 @@ def declare_feed(
 
 def take_feed(*, tenant: str, feed: str, limit: int) -> Call[list[FeedEvent]]:
     """Take the next events inside a transaction, which moves the feed behind them."""
-
-    def read(rows: list[Row]) -> list[FeedEvent]:
-        return _feed_events(rows, START)
-
-    return Call(_SQL["take_feed"], (tenant, feed, limit), read)
+    return Call(
+        _SQL["take_feed"],
+        (tenant, feed, limit),
+        lambda rows: _feed_events(feed, rows, write_position(feed, (0, 0, 0))),
+    )
 
 
 def read_feed(*, tenant: str, feed: str, limit: int) -> Call[list[FeedEvent]]:
     """Read the next events without moving the feed."""
 
     def read(rows: list[Row]) -> list[FeedEvent]:
-        return _feed_events(rows, FeedPosition(*rows[0][12:])) if rows else []
+        return _feed_events(feed, rows, write_position(feed, rows[0][12:])) if rows else []
 
     return Call(_SQL["read_feed"], (tenant, feed, limit), read)
 
 
-def _feed_events(rows: list[Row], start: FeedPosition) -> list[FeedEvent]:
+def _feed_events(feed: str, rows: list[Row], start: str) -> list[FeedEvent]:
     events = []
     for row in rows:
-        position = FeedPosition(*row[:3])
+        position = write_position(feed, row[:3])
         key, entity, seq, kind, payload, node, actor, at, violations = row[3:12]
         events.append(
             FeedEvent(
@@ -223,18 +237,9 @@ def _feed_events(rows: list[Row], start: FeedPosition) -> list[FeedEvent]:
     return events
 
 
-def advance_feed(*, tenant: str, feed: str, events: Sequence[FeedEvent]) -> Call[bool]:
+def advance_feed(*, tenant: str, feed: str, after: str, to: str, count: int) -> Call[bool]:
     """Move a feed behind events that `read_feed` returned; False if it is elsewhere now."""
-    after, to = events[0].after, events[-1].position
-    if isinstance(after, str) or isinstance(to, str):
-        raise Refused("expected events of this database, got events of a service")
-    return move_feed(tenant=tenant, feed=feed, after=after, to=to, count=len(events))
-
-
-def move_feed(
-    *, tenant: str, feed: str, after: FeedPosition, to: FeedPosition, count: int
-) -> Call[bool]:
-    args = (tenant, feed, *after, *to, count)
+    args = (tenant, feed, *read_position(feed, after), *read_position(feed, to), count)
     return Call(_SQL["advance_feed"], args, lambda rows: bool(rows[0][0]))
 
 
@@ -257,13 +262,17 @@ def set_feed(
     return Call(_SQL["set_feed"], args, lambda _: None)
 
 
-def feeds(*, tenant: str, name: str | None = None, lag: bool = True) -> Call[list[FeedRow]]:
+def feeds(
+    *,
+    tenant: str | None,
+    name: str | None = None,
+    lag: bool = True,
+    after: str | None = None,
+    limit: int = 50,
+) -> Call[Page[FeedRow]]:
     """Return feeds, with the number of events after their position unless `lag` is False."""
-
-    def read(rows: list[Row]) -> list[FeedRow]:
-        return [FeedRow(*(*row[:10], FeedPosition(*row[10:]))) for row in rows]
-
-    return Call(_SQL["feeds"], (tenant, name, lag), read)
+    args = (tenant, name, lag, *after_queue(after).values(), limit + 1)
+    return Call(_SQL["feeds"], args, lambda rows: named_page([FeedRow(*r) for r in rows], limit))
 
 
 def hint_key(*, tenant: str, ledger: str) -> Call[tuple[int, bytes]]:

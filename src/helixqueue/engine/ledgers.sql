@@ -18,9 +18,9 @@ select place, decision, key, version, state, seq, rules, payload
 from helix.append_one_v1(%s::text, %s::text, %s::text, %s::text, %s::bigint, %s::text, %s::text, %s::text);
 
 -- name: ledgers
--- The ledgers of a tenant.
+-- Ledgers, by tenant and name.
 select tenant, name, machine::text, initial, is_strict, bound, ignored, created_at, created_by
-from helix.read_ledgers_v1(%s::text, %s::text);
+from helix.read_ledgers_v1(%s::text, %s::text, %s::text, %s::text, %s::int);
 
 -- name: entity
 -- The state of one entity.
@@ -68,10 +68,9 @@ select helix.set_feed_v1(%s::text, %s::text, %s::text, %s::text, %s::boolean, %s
                          %s::timestamptz);
 
 -- name: feeds
--- The feeds of a tenant and how far they are behind.
-select tenant, name, ledger, queue, paused, delivered, lag, oldest_at, moved_at, holder, xid, number,
-       version
-from helix.read_feeds_v1(%s::text, %s::text, %s::boolean);
+-- Feeds, by tenant and name, and how far they are behind.
+select tenant, name, ledger, queue, paused, delivered, lag, oldest_at, moved_at, holder
+from helix.read_feeds_v1(%s::text, %s::text, %s::boolean, %s::text, %s::text, %s::int);
 
 -- name: hint_key
 -- The epoch, and the key of this ledger's cached hints.

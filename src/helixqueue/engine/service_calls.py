@@ -1,23 +1,17 @@
-"""Calls that only the HTTP service makes: workers of one tenant, names of leases, readiness."""
+"""Calls that only the HTTP service makes: workers of one tenant, readiness."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from helixqueue.engine.arrays import numbers
 from helixqueue.engine.revision import SchemaRevision
-from helixqueue.identity import stored_public_id
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.worker import WorkerPage, WorkerRow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from datetime import datetime
-    from uuid import UUID
-
-    from helixqueue.records.lease import LeaseRef, Settlement
 
 _SQL = sql_texts("helixqueue.engine", "service_calls.sql")
 WORKERS_SCANNED = 2_000  # rows that a page reads at most, before its filter
@@ -50,31 +44,6 @@ def tenant_workers(
         return WorkerPage(tuple(workers[:limit]), cursor)
 
     return Call(_SQL["tenant_workers"], args, read)
-
-
-class LeaseName(NamedTuple):
-    """The public names of a lease."""
-
-    batch_id: UUID
-    queue: str
-    run: int | None
-    attempt: int | None  # None: no lease ever had this token
-
-
-def lease_names(leases: Sequence[LeaseRef | Settlement]) -> Call[dict[int, LeaseName]]:
-    """Read the names of the tenant's leases, by the internal number of their batch."""
-    return Call(
-        _SQL["lease_names"],
-        (
-            numbers([lease.batch for lease in leases]),
-            numbers([lease.token.epoch for lease in leases]),
-            numbers([lease.token.number for lease in leases]),
-        ),
-        lambda rows: {
-            batch: LeaseName(stored_public_id(key), queue, run, attempt)
-            for batch, key, queue, run, attempt in rows
-        },
-    )
 
 
 def tenant_key(tenant: str) -> Call[bytes]:

@@ -7,11 +7,6 @@ select w.edge, w.name, w.role, w.free::text, w.first_seen, w.last_seen, w.leases
 from helix.read_tenant_workers_v1(%(tenant)s::text, %(after)s::text, %(since)s::timestamptz,
                                   %(look)s::int, %(limit)s::int) w;
 
--- name: lease_names
--- The public names of leases: batch id, queue, run, and attempt number.
-select n.batch, n.key, n.queue, n.run, n.attempt
-from helix.read_lease_names_v1(%s::bigint[], %s::int[], %s::bigint[]) n;
-
 -- name: can_serve
 -- Whether this login is bound as a service must be. The schema's revision is checked separately.
 select helix.read_can_serve_v1();

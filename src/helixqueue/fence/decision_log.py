@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from helixqueue.errors import (
     Conflict,
@@ -20,6 +20,7 @@ from helixqueue.errors import (
     NotPermitted,
     Refused,
 )
+from helixqueue.log.lines import event
 
 if TYPE_CHECKING:
     from helixqueue.fence.metrics import Counters
@@ -77,8 +78,8 @@ class DecisionLog:
             self._counters.observe(self._surface, self._name, "sealed", seconds)
         if self._log.isEnabledFor(logging.INFO):
             self._values |= {"decision": decision, "seconds": round(seconds, 6), **values}
-            shown = {field: self._values.get(field) for field in self._fields}
-            self._log.info("%s: %s", self._name, decision, extra={"idempotency": shown})
+            shown: dict[str, Any] = {field: self._values.get(field) for field in self._fields}
+            event(self._log, logging.INFO, "fence", fence=self._name, **shown)
 
     def record_error(self, error: HelixError, **values: object) -> None:
         if isinstance(error, Conflict):

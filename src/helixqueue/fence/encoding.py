@@ -21,8 +21,8 @@ from pydantic_core import PydanticSerializationError, from_json, to_json, to_jso
 from helixqueue.engine.fences import FenceDecision, FenceResult, Times
 from helixqueue.errors import InvalidIdentity, InvalidPayload, Refused, ResultGone
 from helixqueue.fence.protocol import ProbeFinding
-from helixqueue.fence.receipt import PREFIX
 from helixqueue.identity import canonical_text, canonicalize
+from helixqueue.records.fence import receipt_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -236,7 +236,7 @@ def encode_result(codec: Codec, value: object, effect: str | None, name: str) ->
 
 def decode_result(codec: Codec, reply: FenceDecision, name: str) -> Any:  # noqa: ANN401 - any result
     """The stored result; raises `ResultGone` where there is none."""
-    receipt = receipt_text(reply) or ""
+    receipt = receipt_text(reply.receipt) or ""
     if reply.answer is None or reply.form is None:
         why = "too large, or not serializable" if reply.omitted else "its retention is over"
         raise ResultGone(
@@ -254,10 +254,6 @@ def decode_result(codec: Codec, reply: FenceDecision, name: str) -> Any:  # noqa
             "was written with",
             receipt=receipt,
         ) from error
-
-
-def receipt_text(reply: FenceDecision) -> str | None:
-    return None if reply.receipt is None else PREFIX + reply.receipt.hex()
 
 
 def effect_id(effect: str | None, name: str) -> str | None:

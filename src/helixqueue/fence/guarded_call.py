@@ -11,6 +11,7 @@ from helixqueue.fence.decision_log import DecisionLog
 from helixqueue.fence.protocol import Savepoint
 from helixqueue.fence.receipt import downstream_key
 from helixqueue.identity import PART_SEPARATOR, key_text
+from helixqueue.records.fence import receipt_text
 
 if TYPE_CHECKING:
     from contextvars import Token as ContextToken
@@ -43,7 +44,7 @@ class HeldFence:
         # The idempotency key for the next system: the same in every attempt.
         self.downstream_key = downstream_key(reply.key)
         self.effect: str | None = reply.effect
-        self.receipt: str | None = encoding.receipt_text(reply)
+        self.receipt: str | None = receipt_text(reply.receipt)
         self.tracked: TrackedLease | None = None
         self._name = name
         self._codec = codec
@@ -77,7 +78,7 @@ class HeldFence:
 
     def _sealed(self, reply: FenceDecision) -> None:
         self._reply = reply
-        self.receipt = encoding.receipt_text(reply)
+        self.receipt = receipt_text(reply.receipt)
 
 
 class GuardedCall:

@@ -24,7 +24,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from helixqueue.errors import Refused
-from helixqueue.fence.encoding import receipt_text
+from helixqueue.records.fence import receipt_text
 
 if TYPE_CHECKING:
     from helixqueue.engine.fences import FenceDecision
@@ -90,7 +90,7 @@ class SealedCache:
             return
         name = self._name(spec, identity, request)
         head = {
-            "receipt": receipt_text(reply),
+            "receipt": receipt_text(reply.receipt),
             "sealed_at": reply.sealed_at.isoformat(),
             "effect": reply.effect,
         }

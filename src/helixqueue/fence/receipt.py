@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from helixqueue.errors import Refused
 from helixqueue.fence.signing import signature_faults, signed
 from helixqueue.identity import PART_SEPARATOR, key_bytes, key_text
+from helixqueue.records.fence import RECEIPT_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from helixqueue.records.fence import FenceRow
 
 PURPOSE = "helixqueue receipt 2"  # of its signatures
-PREFIX = "r2:"
 _TEXTS = ("tenant", "name", "key", "fingerprint", "form", "digest", "first_at", "sealed_at", "id")
 _MEMBERS = {*_TEXTS, "identity", "effect", "signature"}
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -55,7 +55,7 @@ class EffectReceipt:
     @property
     def id(self) -> str:
         identity = "" if self.identity is None else PART_SEPARATOR.join(self.identity)
-        return PREFIX + (
+        return RECEIPT_PREFIX + (
             hashlib.sha256(
                 b"\x02receipt"
                 + b"".join(map(_field, (self.tenant, self.name, identity)))
@@ -90,19 +90,19 @@ class Verification:
 
 def receipt_of(row: FenceRow) -> EffectReceipt:
     """The receipt of a sealed fence."""
-    if row.digest is None or row.form is None or row.sealed_at is None:
+    if row.digest is None or row.form is None or row.fingerprint is None or row.sealed_at is None:
         raise Refused(
             f"fence {row.name}: expected a sealed fence, got {row.state}; it has no receipt"
         )
     return EffectReceipt(
         tenant=row.tenant,
         name=row.name,
-        identity=None if row.identity is None else tuple(row.identity.split(PART_SEPARATOR)),
-        key=key_text(row.key),
-        fingerprint=row.fingerprint.hex(),
+        identity=row.identity,
+        key=row.fence,
+        fingerprint=row.fingerprint,
         effect=row.effect,
         form=row.form,
-        digest=row.digest.hex(),
+        digest=row.digest,
         first_at=time_text(row.first_at),
         sealed_at=time_text(row.sealed_at),
     )

@@ -10,7 +10,7 @@ from helixqueue.identity import canonical_text
 from helixqueue.records.fence import FencePreview
 
 if TYPE_CHECKING:
-    from helixqueue.engine.fences import DecisionWord
+    from helixqueue.records.fence import DecisionWord
 
 MEANS: Final = {
     "repeats": "the effect happened; the kept answer is returned",

@@ -2,7 +2,7 @@
 
 import logging
 
-from helixqueue.json_log import JsonFormatter
+from helixqueue.log.lines import JsonFormatter
 
 # An application that configures no logging gets no output.
 logging.getLogger("helixqueue.intake").addHandler(logging.NullHandler())

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from helixqueue.engine.ledgers import Bucket, StoredEvent
 from helixqueue.identity import PART_SEPARATOR, key_text
+from helixqueue.ledger.chain import microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from helixqueue.records.ledger import LedgerDeclaration
 
 FAULTS_SHOWN: Final = 100
-_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)  # of PostgreSQL's timestamps
 
 
 def event_key(tenant: str, ledger: LedgerDeclaration, event: StoredEvent) -> bytes:
@@ -46,13 +46,14 @@ def event_key(tenant: str, ledger: LedgerDeclaration, event: StoredEvent) -> byt
 
 def event_hash(before: bytes, event: StoredEvent) -> bytes:
     """The hash of an event, over the hash of the event before it in its entity."""
-    micros = (event.at - _EPOCH) // timedelta(microseconds=1)
     return hashlib.sha256(
         b"".join(
             (
                 before,
                 event.key,
-                struct.pack(">iqqq", event.version, micros, event.xid, event.feed_xid),
+                struct.pack(
+                    ">iqqq", event.version, microseconds(event.at), event.xid, event.feed_xid
+                ),
                 event.fingerprint,
                 _framed(event.node or ""),
                 _framed(event.actor),

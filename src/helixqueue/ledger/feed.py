@@ -56,7 +56,7 @@ class Feed(RemoteFeed):
 
     def hold(self, holder: str, seconds: float) -> bool:
         """Hold the feed for a process that runs a program; False if another process holds it."""
-        held: bool = self._steps(feeds.hold(self._operations, self.name, holder, seconds))
+        held: bool = self._run(feeds.hold(self._operations, self.name, holder, seconds))
         return held
 
     def __iter__(self) -> Iterator[FeedEvent]:

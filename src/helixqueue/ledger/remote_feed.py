@@ -13,49 +13,48 @@ if TYPE_CHECKING:
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.steps import Steps
     from helixqueue.records.ledger import FeedEvent, FeedRow
+    from helixqueue.records.page import Page
 
 
 class RemoteFeed:
     """A feed whose consumer confirms events itself: its effects are not in the database."""
 
     def __init__(self, run: Callable[[Steps[Any]], Any], operations: Operations, name: str) -> None:
-        self._steps, self._operations, self.name = run, operations, name
+        self._run, self._operations, self.name = run, operations, name
 
     def declare(self, *, ledger: str | None, queue: str | None, start: str) -> None:
         """Create the feed; without a source it must exist."""
-        self._steps(
+        self._run(
             feeds.declare(self._operations, self.name, ledger=ledger, queue=queue, start=start)
         )
 
-    def read(self, limit: int = 500) -> list[FeedEvent]:
+    def read(self, limit: int = 100) -> list[FeedEvent]:
         """Return the next events without moving the feed."""
-        events: list[FeedEvent] = self._steps(feeds.read(self._operations, self.name, limit))
-        return events
+        page: Page[FeedEvent] = self._run(feeds.read_feed(self._operations, self.name, limit=limit))
+        return list(page.rows)
 
     def confirm(self, events: Sequence[FeedEvent]) -> bool:
         """Move the feed behind these events; False if it is not where they were read any more.
 
         Run their effects behind a fence, with the key of the event.
         """
-        moved: bool = self._steps(feeds.confirm(self._operations, self.name, events))
+        moved: bool = self._run(feeds.confirm(self._operations, self.name, events))
         return moved
 
     def pause(self, reason: str) -> None:
         """Deliver nothing until `resume`."""
-        self._steps(feeds.change(self._operations, self.name, reason=reason, paused=True))
+        self._run(feeds.pause_feed(self._operations, self.name, reason=reason))
 
     def resume(self, reason: str) -> None:
-        self._steps(feeds.change(self._operations, self.name, reason=reason, paused=False))
+        self._run(feeds.resume_feed(self._operations, self.name, reason=reason))
 
     def rewind(self, reason: str, since: datetime | None = None) -> None:
         """Deliver again: all events, or those at or after `since`."""
-        self._steps(
-            feeds.change(self._operations, self.name, reason=reason, rewind=True, since=since)
-        )
+        self._run(feeds.rewind_feed(self._operations, self.name, reason=reason, since=since))
 
     def status(self) -> FeedRow:
         """Return the feed's position and how far it is behind."""
-        row: FeedRow = self._steps(feeds.status(self._operations, self.name))
+        row: FeedRow = self._run(feeds.show_feed(self._operations, self.name))
         return row
 
 
@@ -65,38 +64,38 @@ class AsyncRemoteFeed:
     def __init__(
         self, run: Callable[[Steps[Any]], Awaitable[Any]], operations: Operations, name: str
     ) -> None:
-        self._steps, self._operations, self.name = run, operations, name
+        self._run, self._operations, self.name = run, operations, name
 
     async def declare(self, *, ledger: str | None, queue: str | None, start: str) -> None:
         """Create the feed; without a source it must exist."""
-        await self._steps(
+        await self._run(
             feeds.declare(self._operations, self.name, ledger=ledger, queue=queue, start=start)
         )
 
-    async def read(self, limit: int = 500) -> list[FeedEvent]:
+    async def read(self, limit: int = 100) -> list[FeedEvent]:
         """Return the next events without moving the feed."""
-        events: list[FeedEvent] = await self._steps(feeds.read(self._operations, self.name, limit))
-        return events
+        page: Page[FeedEvent] = await self._run(
+            feeds.read_feed(self._operations, self.name, limit=limit)
+        )
+        return list(page.rows)
 
     async def confirm(self, events: Sequence[FeedEvent]) -> bool:
         """Move the feed behind these events; False if it is not where they were read any more."""
-        moved: bool = await self._steps(feeds.confirm(self._operations, self.name, events))
+        moved: bool = await self._run(feeds.confirm(self._operations, self.name, events))
         return moved
 
     async def pause(self, reason: str) -> None:
         """Deliver nothing until `resume`."""
-        await self._steps(feeds.change(self._operations, self.name, reason=reason, paused=True))
+        await self._run(feeds.pause_feed(self._operations, self.name, reason=reason))
 
     async def resume(self, reason: str) -> None:
-        await self._steps(feeds.change(self._operations, self.name, reason=reason, paused=False))
+        await self._run(feeds.resume_feed(self._operations, self.name, reason=reason))
 
     async def rewind(self, reason: str, since: datetime | None = None) -> None:
         """Deliver again: all events, or those at or after `since`."""
-        await self._steps(
-            feeds.change(self._operations, self.name, reason=reason, rewind=True, since=since)
-        )
+        await self._run(feeds.rewind_feed(self._operations, self.name, reason=reason, since=since))
 
     async def status(self) -> FeedRow:
         """Return the feed's position and how far it is behind."""
-        row: FeedRow = await self._steps(feeds.status(self._operations, self.name))
+        row: FeedRow = await self._run(feeds.show_feed(self._operations, self.name))
         return row

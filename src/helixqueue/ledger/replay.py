@@ -28,7 +28,7 @@ from psycopg.pq import Format
 from psycopg.types.numeric import Int8BinaryLoader
 
 from helixqueue.ledger.chain import INT8, LedgerEntry, integers, moment
-from helixqueue.ledger.fold import Fold, Head, Kind, Step, Violation
+from helixqueue.ledger.fold import Fold, Head, Kind, Step, Violation, fold
 from helixqueue.postgres.snapshot import snapshot
 from helixqueue.postgres.statements import statements
 
@@ -77,6 +77,9 @@ CHAINS: Query[LedgerEntry] = ("chains", LedgerEntry)
 STATES: Query[StoredState] = ("stored_states", StoredState)
 
 
+COUNTS = ("events", "batches", "retired", "violated")
+
+
 @dataclass(slots=True)
 class ReplayResult:
     """The result of a replay. `violations` keeps the first `limit` of `violated`."""
@@ -96,6 +99,13 @@ class ReplayResult:
         self.violated += len(violations)
         self.violations += violations[: max(limit - len(self.violations), 0)]
         violations.clear()
+
+    def document(self, *, entries: bool = True) -> dict[str, Any]:
+        """As JSON. `entries`: with numbers of entries, which count calls of all tenants."""
+        counts = {name: getattr(self, name) for name in COUNTS}
+        return counts | {
+            "violations": [_document(item, entries=entries) for item in self.violations]
+        }
 
 
 def estimate(connection: Connection[Any]) -> int:
@@ -175,9 +185,7 @@ def _replay_pages(
         if not states:
             result.stopped_at = None
             return
-        folded = Fold()
-        for entry in _read(connection, CHAINS, page):
-            folded.add(entry)
+        folded = fold(_read(connection, CHAINS, page))
         result.add(folded.violations, limit)
         result.add(_compare(folded, states, result), limit)
         result.events += folded.events
@@ -342,8 +350,7 @@ def _no_work_row(batch: int, head: Head) -> Violation:
     )
 
 
-def document(violation: Violation, *, entries: bool = True) -> dict[str, Any]:
-    """Return it as JSON. `entries`: with numbers of entries, which count calls of all tenants."""
+def _document(violation: Violation, *, entries: bool) -> dict[str, Any]:
     witness = violation.witness
     return {
         "kind": violation.kind,
@@ -359,6 +366,5 @@ def _step(step: Step, *, entries: bool) -> dict[str, Any]:
     except OverflowError:  # infinity, or a year outside the calendar: the entry was forged
         at = f"{step.at} microseconds after 2000-01-01"
     hidden = () if entries else ("entry", "part", "before")
-    return {name: value for name, value in step._asdict().items() if name not in hidden} | {
-        "at": at
-    }
+    shown = {name: value for name, value in step._asdict().items() if name not in hidden}
+    return shown | {"at": at}

@@ -10,7 +10,7 @@ read one snapshot, so traffic can continue.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from helixqueue.postgres.statements import statements
 from helixqueue.postgres.tenant_sessions import limit_statement_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from psycopg import Connection
 
@@ -60,6 +60,17 @@ class CheckResult:
     @property
     def late(self) -> bool:
         return self.skipped == TIMED_OUT
+
+
+def report(results: Sequence[CheckResult], *, every_tenant: bool) -> dict[str, Any]:
+    """The results as JSON."""
+    return {
+        "ok": all(result.count == 0 and not result.late for result in results),
+        "every_tenant": every_tenant,
+        "results": [
+            asdict(result) | {"late": result.late, "holds": result.holds} for result in results
+        ],
+    }
 
 
 # The number of rows that violate an invariant, and the first of them.

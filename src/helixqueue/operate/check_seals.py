@@ -8,19 +8,11 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from helixqueue.fence.signing import signature_faults
 from helixqueue.operate.check import WITNESSES, CheckResult
-from helixqueue.operate.seal import (
-    EXPIRING,
-    MARK_BYTES,
-    PURPOSE,
-    SealPage,
-    read_pages,
-    read_witness,
-    seal_id,
-)
+from helixqueue.operate.seal import EXPIRING, MARK_BYTES, SEALS, read_pages, read_witness
 from helixqueue.postgres.snapshot import snapshot
 
 if TYPE_CHECKING:
@@ -30,6 +22,7 @@ if TYPE_CHECKING:
 
     from helixqueue.fence.signing import Signer
 
+Page = dict[str, Any]  # of a seal
 # Name: promise, meaning, remedy.
 INVARIANTS = {
     "seal_forged": (
@@ -96,31 +89,38 @@ def check_seals_within(
     progress: Callable[[int], None] | None = None,
 ) -> list[CheckResult]:
     """As `check_seals`, inside the transaction of the connection."""
+    return verify_seals(seals, keys, partial(_compare, connection), progress)
+
+
+def verify_seals(
+    seals: Sequence[dict[str, Any]],
+    keys: Sequence[Signer],
+    compare: Callable[[dict[str, Any]], list[SealFinding]],
+    progress: Callable[[int], None] | None = None,
+) -> list[CheckResult]:
+    """Verify the signatures and the order of seals; `compare` examines what a seal covers."""
     findings: list[SealFinding] = []
     previous: dict[str, Any] | None = None
     for number, seal in enumerate(seals, 1):
-        faults = forged(seal, previous, keys)
+        faults = _forged(seal, previous, keys)
         findings += [
             SealFinding("seal_forged", 1, {"seal": seal.get("number"), "what": fault})
             for fault in faults
         ]
         if not faults:
-            findings += _compare(connection, seal)
+            findings += compare(seal)
         previous = seal
         if progress is not None:
             progress(number)
-    return [result_of(name, findings) for name in INVARIANTS]
+    return [_result(name, findings) for name in INVARIANTS]
 
 
-def forged(
+def _forged(
     seal: dict[str, Any], previous: dict[str, Any] | None, keys: Sequence[Signer]
 ) -> list[str]:
-    """What shows that a seal was not made by a known key, or is not the next of its series."""
-    faults = signature_faults(PURPOSE, seal, keys)
+    faults = SEALS.faults(seal, previous, keys)
     if faults or previous is None:
         return faults
-    if (seal["number"], seal["previous"]) != (previous["number"] + 1, seal_id(previous)):
-        return ["a seal between this one and the one before is missing or was edited"]
     continues = seal["from_xid"] == previous["to_xid"]
     starts_over = seal["from_xid"] == 0 and seal["epoch"] > previous["epoch"]
     if not continues and not starts_over:
@@ -130,7 +130,7 @@ def forged(
 
 def _compare(connection: Connection[Any], seal: dict[str, Any]) -> list[SealFinding]:
     sealed, found = (
-        _by_kind(map(_page, seal["pages"])),
+        _by_kind(seal["pages"]),
         _by_kind(read_pages(connection, seal["from_xid"], seal["to_xid"])),
     )
     findings = []
@@ -145,11 +145,9 @@ def _compare(connection: Connection[Any], seal: dict[str, Any]) -> list[SealFind
     return findings
 
 
-def _difference(
-    kind: str, sealed: list[SealPage], found: list[SealPage]
-) -> tuple[str, int, int] | None:
+def _difference(kind: str, sealed: list[Page], found: list[Page]) -> tuple[str, int, int] | None:
     """The invariant that is broken, by how many records, and the place of the first one."""
-    if [page.digest for page in sealed] == [page.digest for page in found]:
+    if [page["digest"] for page in sealed] == [page["digest"] for page in found]:
         return None
     before, now = _marks(kind, sealed), _marks(kind, found)
     if kind in EXPIRING:
@@ -162,8 +160,8 @@ def _difference(
         place = min(len(before), len(now))
     if len(now) == len(before):
         # Equal marks of different digests: the page is known, not the record.
-        unequal = (n for n, page in enumerate(sealed) if page.digest != found[n].digest)
-        place = place if place < len(now) else next(unequal) * sealed[0].rows
+        unequal = (n for n, page in enumerate(sealed) if page["digest"] != found[n]["digest"])
+        place = place if place < len(now) else next(unequal) * sealed[0]["rows"]
         changed_marks = sum(a != b for a, b in zip(before, now, strict=True))
         return "sealed_record_changed", max(changed_marks, 1), place
     name = "sealed_record_missing" if len(now) < len(before) else "sealed_record_added"
@@ -171,54 +169,42 @@ def _difference(
 
 
 def _changed_requests(
-    seal: dict[str, Any], sealed: list[SealPage], found: list[SealPage]
+    seal: dict[str, Any], sealed: list[Page], found: list[Page]
 ) -> list[SealFinding]:
     changed = [
         page
         for page, now in zip(sealed, found, strict=False)
         # Null in the database: retention archived the entries that name the batches.
-        if page.digest == now.digest
-        and page.requests
-        and now.requests
-        and page.requests != now.requests
+        if page["digest"] == now["digest"]
+        and page["requests"]
+        and now["requests"]
+        and page["requests"] != now["requests"]
     ]
     if not changed:
         return []
     witness = {
         "seal": seal["number"],
         "sealed_at": seal["sealed_at"],
-        "first_entry": int(changed[0].first),
-        "last_entry": int(changed[0].last),
+        "first_entry": int(changed[0]["first"]),
+        "last_entry": int(changed[0]["last"]),
     }
     return [SealFinding("sealed_request_changed", len(changed), witness)]
 
 
-def _page(document: dict[str, Any]) -> SealPage:
-    return SealPage(
-        document["kind"],
-        document["first"],
-        document["last"],
-        document["rows"],
-        bytes.fromhex(document["digest"]),
-        base64.b64decode(document["marks"]),
-        None if document["requests"] is None else bytes.fromhex(document["requests"]),
-    )
-
-
-def _by_kind(pages: Any) -> dict[str, list[SealPage]]:  # noqa: ANN401 - any iterable of pages
-    kinds: dict[str, list[SealPage]] = {}
+def _by_kind(pages: list[Page]) -> dict[str, list[Page]]:
+    kinds: dict[str, list[Page]] = {}
     for page in pages:
-        kinds.setdefault(page.kind, []).append(page)
+        kinds.setdefault(page["kind"], []).append(page)
     return kinds
 
 
-def _marks(kind: str, pages: list[SealPage]) -> list[bytes]:
+def _marks(kind: str, pages: list[Page]) -> list[bytes]:
     size = MARK_BYTES[kind]
-    marks = b"".join(page.marks for page in pages)
+    marks = b"".join(base64.b64decode(page["marks"]) for page in pages)
     return [marks[n : n + size] for n in range(0, len(marks), size)]
 
 
-def result_of(name: str, findings: list[SealFinding]) -> CheckResult:
+def _result(name: str, findings: list[SealFinding]) -> CheckResult:
     promise, meaning, remedy = INVARIANTS[name]
     own = [finding for finding in findings if finding.name == name]
     return CheckResult(

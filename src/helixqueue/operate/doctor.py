@@ -6,6 +6,7 @@ examines data.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -49,15 +50,16 @@ def examine(dsn: str, redis_url: str | None = None) -> list[Finding]:
 
 def _findings(queries: DoctorQueries) -> Iterator[Finding]:
     for examination in EXAMINATIONS:
+        name = examination.__name__.strip("_").replace("_", " ")
         try:
-            yield examination(queries)
+            yield replace(examination(queries), name=name)
         except (
             psycopg.errors.InvalidSchemaName,
             psycopg.errors.UndefinedFunction,
             psycopg.errors.InsufficientPrivilege,
         ) as error:
             yield Finding(
-                examination.__name__.strip("_").replace("_", " "),
+                name,
                 "warn",
                 f"could not be examined: {error.diag.message_primary}",
                 "a database with HelixQueue's schema, and a role granted a scope: helix_submit",
@@ -70,7 +72,6 @@ def _server_version(queries: DoctorQueries) -> Finding:
     major = server["number"] // 10000
     verdict: Verdict = "ok" if 15 <= major <= NEWEST_TESTED else "bad" if major < 15 else "warn"
     return finding_of(
-        "server version",
         verdict=verdict,
         found=server["version"],
         right=f"PostgreSQL 15 to {NEWEST_TESTED}",
@@ -81,7 +82,6 @@ def _server_version(queries: DoctorQueries) -> Finding:
 def _encoding(queries: DoctorQueries) -> Finding:
     encoding = queries.row("server")["encoding"]
     return finding_of(
-        "encoding",
         verdict="ok" if encoding == "UTF8" else "bad",
         found=encoding,
         right="UTF8",
@@ -94,7 +94,6 @@ def _schema(queries: DoctorQueries) -> Finding:
     expected = head()
     newer = got is not None and got.revision > expected
     return finding_of(
-        "schema",
         verdict="ok" if fits(got) else "bad",
         found=got.revision if got else "none",
         right=f"revision {expected}, or a newer one that works with it",
@@ -105,7 +104,6 @@ def _schema(queries: DoctorQueries) -> Finding:
 def _primary(queries: DoctorQueries) -> Finding:
     standby = queries.row("server")["standby"]
     return finding_of(
-        "primary",
         verdict="bad" if standby else "ok",
         found="a standby, read-only" if standby else "the primary",
         right="the primary",
@@ -117,7 +115,6 @@ def _durability(queries: DoctorQueries) -> Finding:
     settings = queries.row("durability")
     wrong = [name for name, value in settings.items() if value == "off"]
     return finding_of(
-        "durability",
         verdict="bad" if wrong else "ok",
         found=", ".join(f"{name}={value}" for name, value in settings.items()),
         right="fsync, full_page_writes and synchronous_commit not off",
@@ -132,7 +129,6 @@ def _standbys(queries: DoctorQueries) -> Finding:
     asynchronous = standbys > 0 and (not names or commit in {"local", "off"})
     found = f"{standbys} connected, synchronous_standby_names={names or 'empty'}"
     return finding_of(
-        "standbys",
         verdict="warn" if asynchronous else "ok",
         found=f"{found}, synchronous_commit={commit}",
         right="no standby, or at least one synchronous",
@@ -154,7 +150,6 @@ def _role(queries: DoctorQueries) -> Finding:
         if has
     ]
     return finding_of(
-        "role",
         verdict="bad" if powers else "ok",
         found=f"{role['name']}: {', '.join(powers) or 'owns nothing, bound by row-level security'}",
         right="a login role without these rights",
@@ -167,7 +162,6 @@ def _grants(queries: DoctorQueries) -> Finding:
     name = queries.row("role")["name"]
     held = grants["roles"]
     return finding_of(
-        "grants",
         verdict="ok" if held else "bad",
         found=", ".join(held) or "no role of HelixQueue",
         right="scopes such as helix_submit (applications) or helix_operator (administration)",
@@ -184,7 +178,6 @@ def _tenants(queries: DoctorQueries) -> Finding:
         for row in bindings
     ]
     return finding_of(
-        "tenants",
         verdict="ok" if words or operator else "bad",
         found=", ".join(words) or ("all, as operator" if operator else "none: it sees no row"),
         right="the tenants this role works for",
@@ -197,7 +190,6 @@ def _connections(queries: DoctorQueries) -> Finding:
     usable = row["most"] - row["reserved"]
     full = row["used"] > FULL * usable
     return finding_of(
-        "connections",
         verdict="warn" if full else "ok",
         found=f"{row['used']} of {usable} in use (max_connections={row['most']})",
         right=f"less than {FULL:.0%} in use",
@@ -209,7 +201,6 @@ def _pooler(queries: DoctorQueries) -> Finding:
     """A pooler issues its own cancellation keys, so the process ids differ."""
     direct = queries.row("server")["pid"] == queries.connection.info.backend_pid
     return finding_of(
-        "pooler",
         verdict="ok",
         found="direct connection" if direct else "a pooler such as pgbouncer is in between",
         right="either; in transaction mode for everything but `helixq migrate`",
@@ -222,7 +213,6 @@ def _autovacuum(queries: DoctorQueries) -> Finding:
     if row["disabled"]:
         off.append(f"autovacuum_enabled of {row['disabled']}")
     return finding_of(
-        "autovacuum",
         verdict="bad" if off else "ok",
         found=f"off: {', '.join(off)}" if off else "on",
         right="on, for every table",
@@ -240,14 +230,12 @@ def _snapshots(queries: DoctorQueries) -> Finding:
     if not old and not row["visible"]:
         name = queries.row("role")["name"]
         return finding_of(
-            "snapshots",
             verdict="warn",
             found="other roles' sessions are hidden from this role",
             right=right,
             remedy=f'use another role, or: grant pg_read_all_stats to "{name}";',
         )
     return finding_of(
-        "snapshots",
         verdict="warn" if old else "ok",
         found=held,
         right=right,
@@ -261,7 +249,6 @@ def _prepared_transactions(queries: DoctorQueries) -> Finding:
     old = (row["seconds"] or 0) > PREPARED_S
     verdict: Verdict = "ok" if not row["prepared"] else "bad" if old else "warn"
     return finding_of(
-        "prepared transactions",
         verdict=verdict,
         found=f"{row['prepared']}" + (f", oldest {row['seconds']} s" if row["prepared"] else ""),
         right="none: HelixQueue creates none",
@@ -272,7 +259,6 @@ def _prepared_transactions(queries: DoctorQueries) -> Finding:
 def _unlogged_tables(queries: DoctorQueries) -> Finding:
     tables = queries.row("unlogged")["tables"]
     return finding_of(
-        "unlogged tables",
         verdict="bad" if tables else "ok",
         found=tables or "none",
         right="none",
@@ -282,7 +268,6 @@ def _unlogged_tables(queries: DoctorQueries) -> Finding:
 
 def _timezone(queries: DoctorQueries) -> Finding:
     return finding_of(
-        "timezone",
         verdict="ok",
         found=queries.row("server")["timezone"],
         right="any: times are stored with their zone",

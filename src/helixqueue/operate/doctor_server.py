@@ -23,7 +23,6 @@ def clock(queries: DoctorQueries) -> Finding:
     after = time.time()
     skew, error = database - (before + after) / 2, (after - before) / 2
     return finding_of(
-        "clock",
         verdict="warn" if abs(skew) - error > CLOCK_S else "ok",
         found=f"this machine differs by {skew:+.3f} s, give or take {error:.3f}",
         right=f"less than {CLOCK_S:g} s; only the database's clock decides about leases",
@@ -41,7 +40,6 @@ def archiving(queries: DoctorQueries) -> Finding:
         found += f", {row['failed_count']} failures, the last after the last success"
         remedy = "repair archive_command: the log accumulates on disk and the backup has a gap"
     return finding_of(
-        "archiving",
         verdict="warn" if remedy else "ok",
         found=found,
         right="wal_level replica or logical, and no failing archive",
@@ -60,7 +58,6 @@ def trust_authentication(queries: DoctorQueries) -> Finding:
     found = rules or ("no rule that this role can see" if listens else "no TCP")
     verdict: Verdict = "bad" if trusted or (rules and listens) else "warn" if rules else "ok"
     return finding_of(
-        "trust authentication",
         verdict=verdict,
         found="this login came in over TCP without a password" if trusted else found,
         right="no method trust for host connections",
@@ -71,7 +68,6 @@ def trust_authentication(queries: DoctorQueries) -> Finding:
 def dead_rows(queries: DoctorQueries) -> Finding:
     row = queries.row("dead_rows")
     return finding_of(
-        "dead rows",
         verdict="warn" if row["tables"] else "ok",
         found=row["tables"] or "few",
         right=f"no table with more than {DEAD_ROWS:,} dead rows and half as many live ones",
@@ -83,7 +79,6 @@ def long_transactions(queries: DoctorQueries) -> Finding:
     row = queries.row("long_transaction")
     seconds = row["seconds"] or 0
     return finding_of(
-        "long transactions",
         verdict="warn" if seconds > TRANSACTION_S else "ok",
         found=f"{row['holder']}: {seconds} s, {row['state']}" if row["holder"] else "none seen",
         right=f"none longer than {TRANSACTION_S} s",
@@ -107,7 +102,7 @@ def redis_findings(url: str) -> Iterator[Finding]:
         client.close()
     policy = info.get("maxmemory_policy", "unknown")
     yield finding_of(
-        "redis eviction",
+        name="redis eviction",
         verdict="ok" if policy == "noeviction" else "bad",
         found=f"maxmemory-policy={policy}",
         right="noeviction",
@@ -115,7 +110,7 @@ def redis_findings(url: str) -> Iterator[Finding]:
     )
     persistent = info.get("aof_enabled") == 1
     yield finding_of(
-        "redis persistence",
+        name="redis persistence",
         verdict="ok" if persistent else "warn",
         found=f"appendonly={'yes' if persistent else 'no'}",
         right="yes",

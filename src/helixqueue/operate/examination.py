@@ -40,6 +40,7 @@ class DoctorQueries:
 
 
 def finding_of(
-    name: str, *, verdict: Verdict, found: object, right: str, remedy: str = ""
+    *, verdict: Verdict, found: object, right: str, remedy: str = "", name: str = ""
 ) -> Finding:
+    """Without a name, the finding gets that of its examination."""
     return Finding(name, verdict, str(found), right, "" if verdict == "ok" else remedy)

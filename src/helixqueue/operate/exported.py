@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import Refused
 from helixqueue.ledger.chain import BYTEA, INT2, INT4, INT8, LedgerEntry, array_of
-from helixqueue.ledger.fold import Fold
-from helixqueue.operate.check_seals import INVARIANTS, SealFinding, forged, result_of
+from helixqueue.ledger.fold import fold
+from helixqueue.operate.check_seals import SealFinding, verify_seals
 from helixqueue.operate.exported_batch import ExportedHistory, ExportedRequests
 from helixqueue.postgres.snapshot import snapshot
 from helixqueue.postgres.statements import sql_texts
@@ -111,25 +111,13 @@ def check_export(
     """
     requests = ExportedRequests(batch)
     entries = sorted(_read(file, requests), key=lambda entry: (entry.id, entry.part))
-    findings: list[SealFinding] = []
-    previous: dict[str, Any] | None = None
-    for seal in seals:
-        faults = forged(seal, previous, keys)
-        findings += [
-            SealFinding("seal_forged", 1, {"seal": seal.get("number"), "what": fault})
-            for fault in faults
-        ]
-        if not faults:
-            findings += _compare(entries, seal, requests)
-        previous = seal
-    fold = Fold()
-    for entry in entries:
-        fold.add(entry)
+    results = verify_seals(seals, keys, lambda seal: _compare(entries, seal, requests))
+    folded = fold(entries)
     result = ExportResult(
         len(entries),
-        dict(Counter(str(head.state) for head in fold.heads.values())),
-        [result_of(name, findings) for name in INVARIANTS],
-        [violation.message for violation in fold.violations],
+        dict(Counter(str(head.state) for head in folded.heads.values())),
+        results,
+        [violation.message for violation in folded.violations],
     )
     if batch is None:
         return result

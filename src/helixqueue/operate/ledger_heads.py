@@ -8,16 +8,12 @@ out. Everyone who has the public key and an export verifies it without a databas
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from helixqueue import __version__
 from helixqueue.engine import ledgers
 from helixqueue.errors import Refused
-from helixqueue.fence.receipt import time_text
-from helixqueue.fence.signing import signature_faults, signed
-from helixqueue.ledger.event_chain import LedgerReplay, digest_events, export_line, read_line
-from helixqueue.operate.seal import seal_id
+from helixqueue.ledger.event_chain import LedgerReplay, export_line, read_line
+from helixqueue.operate.signed_series import SignedSeries, document_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +23,7 @@ if TYPE_CHECKING:
     from helixqueue.fence.signing import Signer
     from helixqueue.records.ledger import LedgerDeclaration
 
-PURPOSE: Final = "helixqueue ledger head 1"
+HEADS: Final = SignedSeries("head", "helixqueue ledger head 1", "helixq ledger seal")
 PAGE_ROWS: Final = 10_000
 
 
@@ -39,17 +35,12 @@ def sign_head(
     previous: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """The next head of a ledger. Its rules are part of it: an auditor replays with them."""
-    if previous is not None and (previous["tenant"], previous["ledger"]) != (tenant, ledger.name):
+    if previous is not None and _ledger_of(previous) != (tenant, ledger.name):
         raise Refused(
             f"expected heads of ledger {ledger.name} of tenant {tenant}, got heads of "
             f"{previous['ledger']} of {previous['tenant']}; use one file per ledger"
         )
-    document = {
-        "format": PURPOSE,
-        "number": 1 if previous is None else previous["number"] + 1,
-        "previous": None if previous is None else seal_id(previous),
-        "sealed_at": time_text(datetime.now(UTC)),
-        "release": __version__,
+    members = {
         "tenant": tenant,
         "ledger": ledger.name,
         "arrows": {kind: list(after) for kind, after in ledger.machine.arrows.items()},
@@ -63,29 +54,8 @@ def sign_head(
         "events": sum(bucket.events for bucket in digest.buckets.values()),
         "buckets": {f"{number:02x}": list(b) for number, b in sorted(digest.buckets.items())},
     }
-    return signed(PURPOSE, document, signer)
-
-
-def read_heads(place: Path) -> list[dict[str, Any]]:
-    """The heads of a file, in their order; one per line."""
-    try:
-        with place.open(encoding="utf-8") as lines:
-            heads = [json.loads(line) for line in lines if line.strip()]
-    except FileNotFoundError:
-        raise Refused(
-            f"expected heads in {place}, got nothing; make one with helixq ledger seal"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise Refused(f"{place}: expected heads as JSON lines, got {error}") from error
-    for head in heads:
-        if not isinstance(head, dict) or head.get("format") != PURPOSE:
-            raise Refused(f"{place}: expected documents of format {PURPOSE!r}, got another")
-    return heads
-
-
-def add_head(place: Path, head: dict[str, Any]) -> None:
-    with place.open("a", encoding="utf-8") as writer:
-        writer.write(json.dumps(head, separators=(",", ":")) + "\n")
+    follows = None if previous is None else (previous["number"], document_id(previous))
+    return HEADS.sign(members, follows, signer)
 
 
 def verify_heads(
@@ -98,25 +68,21 @@ def verify_heads(
     previous: dict[str, Any] | None = None
     for head in heads:
         label = f"head {head.get('number')}"
-        wrong = signature_faults(PURPOSE, head, keys)
-        if not wrong and previous is not None:
-            follows = (head["number"], head["previous"]) == (
-                previous["number"] + 1,
-                seal_id(previous),
-            )
-            if not follows or (head["tenant"], head["ledger"]) != (
-                previous["tenant"],
-                previous["ledger"],
-            ):
-                wrong = ["a head between this one and the one before is missing or was edited"]
-        elif not wrong and head["previous"] is not None:
+        wrong = HEADS.faults(head, previous, keys)
+        if not wrong and previous is None and head["previous"] is not None:
             wrong = ["the heads before it are missing"]
+        elif not wrong and previous is not None and _ledger_of(head) != _ledger_of(previous):
+            wrong = ["the head before it is of another ledger"]
         faults += [f"{label}: {fault}" for fault in wrong]
         if not wrong:
             found = digest_at(head["position"])
             faults += [f"{label}: {fault}" for fault in _differences(head, found)]
         previous = head
     return faults
+
+
+def _ledger_of(head: dict[str, Any]) -> tuple[str, str]:
+    return head["tenant"], head["ledger"]
 
 
 def rule_faults(sealed: LedgerDeclaration, stored: LedgerDeclaration) -> list[str]:
@@ -197,7 +163,3 @@ def read_export(place: Path) -> list[StoredEvent]:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise Refused(f"{place}: expected events as JSON lines, got {error}") from error
     return sorted(events, key=lambda event: (event.entity, event.version))
-
-
-def digest_export(events: Sequence[StoredEvent]) -> Callable[[int], dict[int, Bucket]]:
-    return lambda position: digest_events(events, position)

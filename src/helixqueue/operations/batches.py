@@ -23,7 +23,6 @@ from helixqueue.errors import (
 from helixqueue.identity import PROFILES, check_name
 from helixqueue.operations import engine, queues
 from helixqueue.operations.batch_actions import batch_id_of
-from helixqueue.operations.identity_log import IdentityLog
 from helixqueue.operations.prepare import KnownQueue
 from helixqueue.operations.steps import Execute, Sleep, Steps, retried
 from helixqueue.queues import Queue, checked_requires
@@ -32,7 +31,7 @@ from helixqueue.records.submission import Receipt
 from helixqueue.states import FINISHED, State
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from helixqueue.operations.call_set import CallSet
     from helixqueue.operations.steps import AnyCall
@@ -59,21 +58,26 @@ class Operations:
         tenant: str | None,
         actor: str | None,
         retry_seconds: float,
-        identity_log: IdentityLog | None = None,
+        logs_identities: bool = True,
         only_queues: Collection[str] | None = None,
         sees_payloads: bool = True,
+        token_hash: bytes | None = None,
+        find_signer: Callable[[], Any] = lambda: None,
     ) -> None:
         """Without `tenant`, the token of the connection determines the tenant.
 
         `only_queues` and `sees_payloads` are the limits of a token; a database login has none.
+        `token_hash` is the token for which a service acts, `find_signer` finds the key that signs
+        receipts.
         """
-        self.identity_log = identity_log or IdentityLog()
+        self.logs_identities = logs_identities
         self.call_set = call_set
         self.calls, self.reads = call_set.calls, call_set.reads
         self.tenant = "" if tenant is None else check_name("tenant", tenant)
         self._tenant_text = f"tenant {tenant}" if tenant else "the token's tenant"
         self.actor = actor
         self._queues, self.sees_payloads = only_queues, sees_payloads
+        self.token_hash, self.find_signer = token_hash, find_signer
         self._retry_seconds = retry_seconds
         self._known: dict[Queue[Any, Any] | str, KnownQueue] = {}
         self._connected = False

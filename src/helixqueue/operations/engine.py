@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["calls", "identities", "letters", "reads", "tokens"]
+__all__ = ["calls", "identities", "ledgers", "letters", "reads", "tokens"]
 
 if TYPE_CHECKING:
-    from helixqueue.engine import calls, identities, letters, reads, tokens
+    from helixqueue.engine import calls, identities, ledgers, letters, reads, tokens
 else:
     from importlib import import_module
 

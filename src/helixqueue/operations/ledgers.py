@@ -1,74 +1,238 @@
-"""Operations of user ledgers, as steps without I/O."""
+"""Operations of user ledgers. Appending is a hot path: its request is encoded by hand."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from helixqueue.errors import InvalidPayload, Refused
-from helixqueue.identity import canonical_text, check_name, diff, identity_texts
-from helixqueue.operations.steps import Execute, Sleep
-from helixqueue.records.ledger import Appended, LedgerDeclaration, NewEvent, NewEventRow
-from helixqueue.records.machine import Machine
+from helixqueue.errors import (
+    InvalidIdentity,
+    InvalidPayload,
+    NoSuchEntity,
+    NoSuchLedger,
+    NotPermitted,
+    Refused,
+)
+from helixqueue.identity import canonical_text, diff, identity_texts
+from helixqueue.operations import engine
+from helixqueue.operations.operation import operation
+from helixqueue.operations.steps import Execute, Sleep, Steps
+from helixqueue.records.ledger import (
+    Appended,
+    EntityState,
+    LedgerDeclaration,
+    LedgerEvent,
+    LedgerRow,
+    NewEvent,
+    NewEventRow,
+)
+from helixqueue.records.machine import KIND_PATTERN, KINDS_MAX, Machine
+from helixqueue.records.page import Page
+from helixqueue.records.parameter import (
+    MAX_PAGE,
+    NAME_PATTERN,
+    Cursor,
+    IdentityText,
+    Limit,
+    Param,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from helixqueue.operations.batches import Operations
-    from helixqueue.operations.steps import Steps
-    from helixqueue.records.ledger import (
-        AppendedRow,
-        EntityState,
-        LedgerEvent,
-        LedgerRow,
-    )
+    from helixqueue.records.ledger import AppendedRow, EntityName
 
 SEQ_MAX: Final = 2**63 - 1
 PAYLOAD_BYTES_MAX: Final = 1_048_576
 NODE_BYTES_MAX: Final = 255
 CHUNK_ROWS: Final = 1_000  # of one call
-PAGE_ROWS: Final = 500
 EventLike = NewEvent | tuple[Any, ...] | Mapping[str, Any]
+
+LedgerName = Annotated[
+    str, Param("Name of the ledger.", "dispatch", pattern=NAME_PATTERN, metavar="LEDGER")
+]
+EntityParts = Annotated[
+    list[IdentityText], Param("The entity; repeated for several parts.", length=16)
+]
+KindName = Annotated[str, Param("", "CONFIRMED", pattern=KIND_PATTERN)]
+Arrows = Annotated[
+    dict[KindName, Annotated[list[KindName], Param("", least=0, length=KINDS_MAX)]],
+    Param(
+        "The kinds that may follow each kind; none for a terminal kind.",
+        length=KINDS_MAX, option="--machine", metavar="JSON",
+    ),
+]  # fmt: skip
+Initial = Annotated[
+    list[KindName],
+    Param(
+        "Kinds of first events; default: those that no arrow reaches.",
+        length=KINDS_MAX, metavar="KIND",
+    ),
+]  # fmt: skip
+Strict = Annotated[
+    bool,
+    Param(
+        "Refuse events that violate the rules, or record the violations.",
+        option="--strict/--lenient",
+    ),
+]
+BindPayload = Annotated[bool, Param("Make the payload a part of an event's identity.")]
+Pointer = Annotated[str, Param("", "/trace_id", pattern=r"^/", length=255)]
+Ignore = Annotated[
+    list[Pointer],
+    Param(
+        "Payload fields that do not count in comparisons.", least=0, length=100, metavar="POINTER"
+    ),
+]
+
+
+def without_payload(event: LedgerEvent) -> LedgerEvent:
+    """An event for tokens without the scope payloads."""
+    return replace(event, payload=None)
+
+
+@operation("GET /v1/ledgers", scope="read")
+def list_ledgers(
+    operations: Operations, *, after: Cursor | None = None, limit: Limit = 50
+) -> Steps[Page[LedgerRow]]:
+    """List ledgers with their rules.
+
+    Kinds, arrows and options, sorted by name.
+    """
+    require_all_queues(operations)
+    return operations.ask(
+        engine.ledgers.ledgers(tenant=operations.tenant or None, after=after, limit=limit)
+    )
+
+
+@operation("GET /v1/ledgers/{ledger}", scope="any", raises=[NoSuchLedger])
+def show_ledger(operations: Operations, ledger: LedgerName) -> Steps[LedgerRow]:
+    """Show the rules of a ledger, for every token that may use it.
+
+    Kinds, arrows and options.
+    """
+    require_all_queues(operations)
+    page = yield from operations.ask(engine.ledgers.ledgers(tenant=operations.tenant, name=ledger))
+    if not page.rows:
+        raise NoSuchLedger(
+            f"no ledger {ledger!r}: declare it with helix.ledger({ledger!r}, Machine(...)) or "
+            f"`helixq ledger declare {ledger}`"
+        )
+    return page.rows[0]
+
+
+@operation("PUT /v1/ledgers/{ledger}", scope="operate", raises=[Refused], fenced=True)
+def declare_ledger(
+    operations: Operations,
+    ledger: LedgerName,
+    *,
+    arrows: Arrows,
+    initial: Initial | None = None,
+    strict: Strict = True,
+    bind_payload: BindPayload = False,
+    ignore: Ignore | None = None,
+) -> Steps[LedgerRow]:
+    """Declare a ledger.
+
+    Declaring it again may add kinds and arrows; other changes are refused.
+    """
+    require_all_queues(operations)
+    for pointer in ignore or ():
+        if not isinstance(pointer, str) or not pointer.startswith("/"):
+            raise Refused(f"ignore: expected a JSON Pointer such as /trace_id, got {pointer!r}")
+    machine = Machine(arrows, initial=initial)
+    declared = LedgerDeclaration(ledger, machine, strict, bind_payload, tuple(ignore or ()))
+    call = engine.ledgers.declare_ledger(
+        tenant=operations.tenant, ledger=declared, actor=operations.actor
+    )
+    return (yield from operations.ask(call))
+
+
+@operation(
+    "GET /v1/ledgers/{ledger}/state",
+    scope="read",
+    raises=[NoSuchLedger, NoSuchEntity, InvalidIdentity],
+)
+def show_entity(
+    operations: Operations, ledger: LedgerName, *, entity: EntityParts
+) -> Steps[EntityState]:
+    """Show the state of an entity.
+
+    The kind of its event with the greatest seq, the number of its events and their hash.
+    """
+    require_all_queues(operations)
+    text, _ = identity_texts(tuple(entity), "text-v1")
+    found = yield from operations.ask(
+        engine.ledgers.entity(tenant=operations.tenant, ledger=ledger, entity=text)
+    )
+    if found is None:
+        yield from show_ledger(operations, ledger)
+        raise NoSuchEntity("the ledger has no event of this entity")
+    return found
+
+
+@operation(
+    "GET /v1/ledgers/{ledger}/events",
+    scope="read",
+    raises=[NoSuchLedger, InvalidIdentity],
+    redact=without_payload,
+)
+def list_events(
+    operations: Operations,
+    ledger: LedgerName,
+    *,
+    entity: EntityParts,
+    after: Cursor | None = None,
+    limit: Limit = 50,
+) -> Steps[Page[LedgerEvent]]:
+    """List the events of an entity in the order in which they were written.
+
+    A page has at most 16 MiB of payloads, which need the scope payloads.
+    """
+    require_all_queues(operations)
+    text, _ = identity_texts(tuple(entity), "text-v1")
+    page = yield from operations.ask(
+        engine.ledgers.events(
+            tenant=operations.tenant, ledger=ledger, entity=text, after=after, limit=limit
+        )
+    )
+    if not page.rows and after is None:
+        yield from show_ledger(operations, ledger)
+    return page
+
+
+def require_all_queues(operations: Operations) -> None:
+    """A token that is restricted to queues has no ledgers."""
+    if not operations.may_use(None):
+        raise NotPermitted(
+            "ledgers: expected a token without a list of queues, got a token with one"
+        )
 
 
 def declare(operations: Operations, ledger: LedgerDeclaration) -> Steps[LedgerRow]:
-    """Create the ledger, or compare the declaration with the stored one."""
-    check_name("ledger", ledger.name)
-    for pointer in ledger.ignore:
-        if not isinstance(pointer, str) or not pointer.startswith("/"):
-            raise Refused(f"ignore: expected a JSON Pointer such as /trace_id, got {pointer!r}")
-    calls = operations.call_set.ledgers
-    stored = yield from operations.ask(calls.ledgers(tenant=operations.tenant, name=ledger.name))
-    if stored and _is_declared(stored[0], ledger):
-        row: LedgerRow = stored[0]
-        return row
-    row = yield from operations.ask(
-        calls.declare_ledger(tenant=operations.tenant, ledger=ledger, actor=operations.actor)
+    """Create the ledger, unless the stored one is as declared: a login that appends may do that."""
+    try:
+        row = yield from show_ledger(operations, ledger.name)
+        if _is_declared(row, ledger):
+            return row
+    except NoSuchLedger:
+        pass
+    steps = declare_ledger(
+        operations,
+        ledger.name,
+        arrows={kind: list(after) for kind, after in ledger.machine.arrows.items()},
+        initial=list(ledger.machine.initial),
+        strict=ledger.strict,
+        bind_payload=ledger.bind_payload,
+        ignore=list(ledger.ignore),
     )
-    return row
-
-
-def find(operations: Operations, name: str) -> Steps[LedgerDeclaration]:
-    """Return the stored declaration of a ledger."""
-    check_name("ledger", name)
-    calls = operations.call_set.ledgers
-    rows = yield from operations.ask(calls.ledgers(tenant=operations.tenant, name=name))
-    if not rows:
-        raise Refused(
-            f"no ledger {name!r}: declare it with helix.ledger({name!r}, Machine(...)) or "
-            f"`helixq ledger declare {name}`"
-        )
-    return declaration_of(rows[0])
-
-
-def declaration_of(row: LedgerRow) -> LedgerDeclaration:
-    machine = Machine(row.arrows, initial=row.initial)
-    return LedgerDeclaration(row.name, machine, row.strict, row.bind_payload, tuple(row.ignore))
+    return (yield from steps)
 
 
 def _is_declared(row: LedgerRow, ledger: LedgerDeclaration) -> bool:
-    """Whether the stored ledger is as declared: then a login that only appends may use it."""
     machine = ledger.machine
     return (
         {kind: set(after) for kind, after in row.arrows.items()}
@@ -77,6 +241,13 @@ def _is_declared(row: LedgerRow, ledger: LedgerDeclaration) -> bool:
         and (row.strict, row.bind_payload) == (ledger.strict, ledger.bind_payload)
         and tuple(row.ignore) == ledger.ignore
     )
+
+
+def find(operations: Operations, ledger: str) -> Steps[LedgerDeclaration]:
+    """Return the stored declaration of a ledger."""
+    row = yield from show_ledger(operations, ledger)
+    machine = Machine(row.arrows, initial=row.initial)
+    return LedgerDeclaration(row.name, machine, row.strict, row.bind_payload, tuple(row.ignore))
 
 
 def prepare_event(
@@ -132,22 +303,10 @@ def append_many(
     within: object = None,
 ) -> Steps[list[Appended]]:
     """Append in chunks, each with a commit of its own; answers are in the order of the input."""
-    call_set = operations.call_set
-    answers: list[Appended] = []
-    places: list[int] = []
+    answers: list[Appended | None] = []  # None: of the next row that is sent
+    sent: list[Appended] = []
     rows: list[NewEventRow] = []
     chars = 0
-
-    def flush() -> Steps[None]:
-        nonlocal chars
-        if rows:
-            sent = yield from _send(operations, ledger, rows, within)
-            for place, answer in zip(places, sent, strict=True):
-                answers[place] = answer
-        places.clear()
-        rows.clear()
-        chars = 0
-
     for item in events:
         try:
             row = prepare_event(_new_event(item), machine, _bytes_max(operations))
@@ -155,15 +314,18 @@ def append_many(
             answers.append(Appended("refused", rules=(str(error),)))
             continue
         size = len(row.payload) + len(row.entity)
-        if len(rows) >= CHUNK_ROWS or (rows and chars + size > call_set.chunk_chars):
-            yield from flush()
+        full = len(rows) >= CHUNK_ROWS or chars + size > operations.call_set.chunk_chars
+        if rows and full:
+            sent += yield from _send(operations, ledger, rows, within)
             yield Sleep(0)
-        places.append(len(answers))
-        answers.append(Appended("refused"))
+            rows, chars = [], 0
+        answers.append(None)
         rows.append(row)
         chars += size
-    yield from flush()
-    return answers
+    if rows:
+        sent += yield from _send(operations, ledger, rows, within)
+    rest = iter(sent)
+    return [answer or next(rest) for answer in answers]
 
 
 def _bytes_max(operations: Operations) -> int:
@@ -202,31 +364,27 @@ def _answer(row: AppendedRow, sent: NewEventRow) -> Appended:
     return Appended(row.decision, row.key, row.version, row.state, row.seq, row.rules, changes)
 
 
-def state(
-    operations: Operations, ledger: str, entity: str | tuple[str, ...]
-) -> Steps[EntityState | None]:
-    text, _ = identity_texts(entity, "text-v1")
-    calls = operations.call_set.ledgers
-    return operations.ask(calls.entity(tenant=operations.tenant, ledger=ledger, entity=text))
+def state(operations: Operations, ledger: str, entity: EntityName) -> Steps[EntityState | None]:
+    """Return the state of an entity; None if it has no event."""
+    try:
+        return (yield from show_entity(operations, ledger, entity=_parts(entity)))
+    except NoSuchEntity:
+        return None
 
 
-def history(
-    operations: Operations, ledger: str, entity: str | tuple[str, ...]
-) -> Steps[list[LedgerEvent]]:
-    """Read all events of an entity, a page at a time. A page is also limited in bytes."""
-    text, _ = identity_texts(entity, "text-v1")
+def history(operations: Operations, ledger: str, entity: EntityName) -> Steps[list[LedgerEvent]]:
+    """Read all events of an entity."""
     events: list[LedgerEvent] = []
-    calls = operations.call_set.ledgers
+    after: str | None = None
     while True:
-        page = yield from operations.ask(
-            calls.events(
-                tenant=operations.tenant,
-                ledger=ledger,
-                entity=text,
-                after=events[-1].version if events else 0,
-                limit=PAGE_ROWS,
-            )
+        page = yield from list_events(
+            operations, ledger, entity=_parts(entity), after=after, limit=MAX_PAGE
         )
-        if not page:
+        events += page.rows
+        after = page.next
+        if after is None:
             return events
-        events += page
+
+
+def _parts(entity: EntityName) -> list[str]:
+    return [entity] if isinstance(entity, str) else list(entity)

@@ -30,7 +30,7 @@ from typing import (
     is_typeddict,
 )  # fmt: skip
 
-from helixqueue.records.parameter import check_value
+from helixqueue.records.parameter import ABSENT, check_value
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -88,6 +88,7 @@ class Operation(Generic[P, T]):
     def _bind(self, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name; refuses those that their parameters do not allow."""
         values = dict(zip(self.parameters, args, strict=False)) | values
+        values = {name: value for name, value in values.items() if value is not ABSENT}
         for name, value in values.items():
             if name in self.parameters:
                 check_value(name, self.parameters[name].annotation, value)

@@ -16,6 +16,7 @@ from helixqueue.errors import (
     Refused,
 )
 from helixqueue.identity import PART_SEPARATOR, diff, escaped
+from helixqueue.log.events import log_refused_identities, log_without_identity
 from helixqueue.operations.prepare import KnownQueue, prepare, refused_identity, submission_of
 from helixqueue.operations.steps import Execute, Sleep, Steps
 from helixqueue.records.submission import Accepted, Submission, Submitted
@@ -185,8 +186,8 @@ def _log_without_identity(
         for answer, row in zip(answers, rows, strict=True)
         if row.identity is None and answer.decision == "new" and answer.receipt is not None
     ]
-    if batches:
-        operations.identity_log.add_without_identity(known.row.name, batches)
+    if operations.logs_identities:
+        log_without_identity(known.row.name, batches)
 
 
 def _is_recognised(row: SubmissionRow) -> bool:
@@ -201,7 +202,8 @@ def _record_refused(
 
     The caller gets the refusal whether or not it can be recorded now.
     """
-    operations.identity_log.add_refused(known.row.name, refused)
+    if operations.logs_identities:
+        log_refused_identities(known.row.name, refused)
     call = operations.calls.note_refused(
         tenant=operations.tenant, queue=known.row.name, refused=refused, actor=operations.actor
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from helixqueue.identity import stored_public_id
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -34,6 +35,25 @@ class Token(NamedTuple):
         return f"Token({self.epoch}.{self.number})"
 
 
+class SealedToken(NamedTuple):
+    """The proof of a lease over HTTP: a text that only the service can open."""
+
+    text: str
+
+    @property
+    def number(self) -> str:
+        """What distinguishes two leases of one batch."""
+        return self.text
+
+    def __repr__(self) -> str:
+        return "SealedToken()"
+
+
+def read_token(values: Sequence[Any]) -> Token | SealedToken:
+    """Read a token from JSON, as it is sent between the processes of a worker."""
+    return SealedToken(*values) if len(values) == 1 else Token(*values)
+
+
 _NONCE_AND_BATCH = struct.Struct(">qq")
 
 
@@ -50,8 +70,8 @@ def lease_nonce(nonce: int, batch: int) -> int:
 class LeaseRow(NamedTuple):
     """A lease as a claim returns it."""
 
-    batch: int
-    token: Token
+    batch: int  # over HTTP the number of its public id
+    token: Token | SealedToken
     key: bytes
     tenant: str
     queue: str
@@ -72,9 +92,9 @@ class LeaseRow(NamedTuple):
         return stored_public_id(self.key)
 
     @property
-    def own_token(self) -> Token:
+    def own_token(self) -> Token | SealedToken:
         """The token of this lease alone: the only one that may leave this process."""
-        if not self.shares_nonce:
+        if not self.shares_nonce or isinstance(self.token, SealedToken):
             return self.token
         epoch, nonce, number = self.token
         return Token(epoch, lease_nonce(nonce, self.batch), number)
@@ -84,14 +104,14 @@ class LeaseRef(NamedTuple):
     """A batch and the token it is held under: what start, renew and release take."""
 
     batch: int
-    token: Token
+    token: Token | SealedToken
 
 
 class Settlement(NamedTuple):
     """The end of one attempt: completed with a JSON result, or failed."""
 
     batch: int
-    token: Token
+    token: Token | SealedToken
     outcome: Literal["completed", "failed"]
     result: str | None = None
     failure: str | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from helixqueue.identity import PART_SEPARATOR
+from helixqueue.records.parameter import Param, Payload
 
 if TYPE_CHECKING:
     from helixqueue.records.machine import Machine
@@ -112,7 +113,7 @@ class LedgerEvent:
     seq: int
     kind: str
     version: int
-    payload: Any
+    payload: Annotated[Any, Payload]
     node: str | None
     actor: str
     at: datetime
@@ -132,15 +133,7 @@ class EntityState:
     changed_at: datetime
 
 
-class FeedPosition(NamedTuple):
-    """A position between two events of a feed."""
-
-    xid: int
-    number: int
-    version: int
-
-
-START = FeedPosition(0, 0, 0)
+Position = Annotated[str, Param("Position between two events of a feed.", length=300, sealed=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +149,8 @@ class FeedEvent:
     actor: str
     at: datetime
     violations: tuple[str, ...]
-    # After and before the event. A service encrypts them.
-    position: FeedPosition | str = START
-    after: FeedPosition | str = START
+    position: Position  # after the event
+    after: Position  # before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,4 +167,8 @@ class FeedRow:
     oldest_at: datetime | None  # of those events
     moved_at: datetime | None
     holder: str | None  # the process that executes a program for it
-    position: FeedPosition  # of a service always `START`
+
+
+@dataclass(frozen=True, slots=True)
+class FeedMoved:
+    moved: bool  # False: the feed is not at `after` any more, or paused

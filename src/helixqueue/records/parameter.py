@@ -14,6 +14,8 @@ import unicodedata
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -21,6 +23,8 @@ from helixqueue.errors import Refused
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
 MAX_PAGE = 500
+# The default of a JSON parameter that may be left out: null is a value.
+ABSENT: Any = ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +35,13 @@ class Param:
     example: Any = field(default=None, hash=False)  # unions of annotations need a hash
     least: float | None = None  # of a number
     most: float | None = None
-    length: int | None = None  # maximum of a text or list, which is then not empty
+    # Maximum of a text, list or object, which is then not empty, unless `least` is 0.
+    length: int | None = None
     pattern: str | None = None
     check: Callable[[Any], Any] | None = None  # returns the value, or raises ValueError
     option: str | None = None  # on the command line; default: --name without _seconds
     metavar: str | None = None
+    sealed: bool = False  # contains numbers of all tenants: a service encrypts it
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:  # noqa: ANN401 - pydantic's
         """The limits, as pydantic validates them."""
@@ -45,13 +51,15 @@ class Param:
             limits = {"ge": self.least, "le": self.most}
             limits |= {"allow_inf_nan": False} if schema["type"] == "float" else {}
         else:
-            least = 1 if self.length else None
+            least = None if self.length is None else 1 if self.least is None else self.least
             limits = {"pattern": self.pattern, "max_length": self.length, "min_length": least}
         schema |= {name: limit for name, limit in limits.items() if limit is not None}
-        if self.check is None:
-            return schema
         from pydantic_core import core_schema  # noqa: PLC0415 - only the service needs it
 
+        if schema["type"] == "datetime":
+            schema = core_schema.no_info_before_validator_function(iso_text, schema)
+        if self.check is None:
+            return schema
         return core_schema.no_info_after_validator_function(self.check, schema)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -113,8 +121,9 @@ def check_value(name: str, annotation: Any, value: Any) -> None:  # noqa: ANN401
         return
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     expected, fits = "", True
-    if get_origin(base) is Literal:
-        expected, fits = f"one of {', '.join(map(str, get_args(base)))}", value in get_args(base)
+    words = words_of(base)
+    if words:
+        expected, fits = f"one of {', '.join(words)}", value in words
     elif base in {int, float}:
         fits = number and (base is float or isinstance(value, int))
         fits = fits and (param.least is None or value >= param.least)
@@ -134,6 +143,31 @@ def check_value(name: str, annotation: Any, value: Any) -> None:  # noqa: ANN401
             expected, fits = str(error).removeprefix("expected "), False
     if not fits:
         raise Refused(f"{name}: expected {expected}, got {ascii(value)[:80]}")
+
+
+def iso_text(value: object) -> object:
+    """Reject numbers: pydantic would guess seconds or milliseconds from their size."""
+    if not isinstance(value, str) or not re.match(r"\d{4}-\d\d-\d\d", value):
+        raise ValueError("expected a time with its zone, such as 2026-11-16T12:00:00Z")
+    return value
+
+
+def aware(value: object) -> object:
+    """Reject times without a zone."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise ValueError("expected a time with its zone, such as 2026-11-16T12:00:00Z")
+    return value
+
+
+def words_of(base: Any) -> tuple[str, ...]:  # noqa: ANN401 - an annotation
+    """The words of a Literal, of an enumeration, or of a union of them."""
+    if get_origin(base) is Literal:
+        return get_args(base)
+    if isinstance(base, type) and issubclass(base, StrEnum):
+        return tuple(base)
+    parts = [words_of(part) for part in get_args(base)]
+    is_union = get_origin(base) in {Union, UnionType}
+    return sum(parts, ()) if is_union and all(parts) else ()
 
 
 def printable(text: str) -> str:
@@ -164,11 +198,14 @@ Reason = Annotated[
         metavar="TEXT",
     ),
 ]
-Cursor = Annotated[str, Param("Continue after this cursor.", length=300, metavar="CURSOR")]
+Cursor = Annotated[
+    str, Param("Continue after this cursor.", length=300, metavar="CURSOR", sealed=True)
+]
 Limit = Annotated[
     int, Param("Maximum number of rows.", example=50, least=1, most=MAX_PAGE, metavar="N")
 ]
 IdentityText = Annotated[str, Param("", length=1024)]
+Json = Annotated[Any, Param("Any JSON.")]
 Requirements = Annotated[
     Mapping[str, Any],
     Param("Resources that a worker must have.", example={"gpus": 1}, metavar="JSON"),

@@ -2,7 +2,7 @@
 
 `admission` has the checks that every request passes, in order. A request with an idempotency key
 then passes the idempotency middleware. Its route (`routes/`) makes one call for the tenant of its
-token (`principal`). Errors become `problems`; `request_log` and `metrics` record every request.
+token (`principal`). Errors become `problems`; `metrics` counts every request.
 """
 
 from __future__ import annotations

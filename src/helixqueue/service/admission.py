@@ -15,7 +15,7 @@ FastAPI matches the path (404, 405). After routing, in `OperationRoute`:
 8. query                       422 `invalid-request`
 9. content type                415 `unsupported-media-type`
 10. body                       413 `body-too-large`, 408 `too-slow`
-11. idempotency key            the idempotency middleware
+11. idempotency key            `execute_once`, as in the middleware
 
 Without a valid token a client learns nothing and costs little. Access is denied by default: an
 operation without a scope cannot be called, and only operations with the scope `open` skip 3 to 8
@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 
-from helixqueue.fence.http import IdempotencyMiddleware
 from helixqueue.fence.http.asgi import (
     App,
+    BodyReceiver,
     Disconnected,
     Message,
     Receive,
@@ -41,11 +41,14 @@ from helixqueue.fence.http.asgi import (
     Send,
     header_values,
 )
+from helixqueue.fence.http.execute import FencedApp
+from helixqueue.fence.http.middleware import execute_once
 from helixqueue.fence.http.recorder import EFFECT_HEADER
+from helixqueue.log.lines import masked
+from helixqueue.log.requests import SCOPE_KEY, RequestLog
 from helixqueue.service.address import check_host
 from helixqueue.service.errors import error_response
 from helixqueue.service.problems import Problem
-from helixqueue.service.request_log import SCOPE_KEY, RequestLog, masked
 from helixqueue.service.strict_request import (
     check_content_type,
     check_query,
@@ -216,27 +219,19 @@ class OperationRoute(APIRoute):
             check_content_type(scope)
         body = await read_body(scope, receive, service.settings.body_seconds)
         scope[BODY_KEY] = body
-        if principal is not None and self._has_key(scope, service):
-            # Every effect of the service is in its database: it commits with its fence.
-            transaction = principal.transaction()
-            fence = IdempotencyMiddleware(
-                self.run,
-                principal,
-                service.policy,
-                principal=lambda _: principal.grant.name,
-                transaction=transaction,
-            )
-            inner = {**scope, PRINCIPAL_KEY: principal.within(transaction)}
-            await fence(inner, _replay(body, receive), send)
-        else:
+        route = service.policy_routes.get(self.operation)
+        if (
+            principal is None
+            or route is None
+            or not (route.required or header_values(scope["headers"], service.policy.header))
+        ):
             await self.run(scope, receive, send)
-
-    def _has_key(self, scope: Scope, service: Service) -> bool:
-        """Whether the request has an idempotency key, or must have one."""
-        return self.fenced and (
-            self.operation in service.key_required
-            or bool(header_values(scope["headers"], service.policy.header))
-        )
+            return
+        # Every effect of the service is in its database: it commits with its fence.
+        transaction = principal.transaction()
+        fenced = FencedApp(self.run, principal.fences, service.policy, principal.owners)
+        inner = {**scope, PRINCIPAL_KEY: principal.within(transaction)}
+        await execute_once(fenced, route, inner, BodyReceiver(body), send, transaction=transaction)
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the endpoint; FastAPI resolves its parameters."""
@@ -293,16 +288,6 @@ class _ResponseSender:
 
 
 _EFFECT_HEADER: Final = EFFECT_HEADER.lower().encode()
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that returns the body that was read, then the messages of the server."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def next_message() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return next_message
 
 
 def matching_route(routes: Iterable[OperationRoute], scope: Scope) -> OperationRoute | None:

@@ -14,8 +14,10 @@ from starlette.exceptions import HTTPException
 
 from helixqueue import __version__
 from helixqueue.errors import HelixError, Refused
+from helixqueue.fence import operations as fences
 from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
-from helixqueue.operations import identities, letters, queues
+from helixqueue.operations import feeds, identities, letters, queues
+from helixqueue.operations import ledgers as ledger_operations
 from helixqueue.operations import tokens as token_operations
 from helixqueue.service.admission import AdmissionMiddleware, OperationRoute
 from helixqueue.service.derived_routes import routes_of
@@ -27,8 +29,6 @@ from helixqueue.service.routes import (
     batches,
     changes,
     checks,
-    feeds,
-    fences,
     health,
     leases,
     ledgers,
@@ -48,9 +48,10 @@ if TYPE_CHECKING:
 # Hot routes first: a path is compared with one route after the other.
 ROUTERS = (
     batches.hot_routes, leases.routes, batch_actions.routes, batches.routes, routes_of(queues),
-    workers.routes, changes.routes, routes_of(identities), fences.routes, routes_of(letters),
-    ledgers.routes, feeds.routes, checks.routes, tokens.routes, routes_of(token_operations),
-    login.routes, proof.routes, health.routes,
+    workers.routes, changes.routes, routes_of(identities), routes_of(fences, "fences"),
+    routes_of(letters), ledgers.routes, routes_of(ledger_operations), routes_of(feeds),
+    checks.routes, tokens.routes, routes_of(token_operations), login.routes, proof.routes,
+    health.routes,
 )  # fmt: skip
 # Every response below 500 means that nothing was done, so the key may be used again.
 _NOTHING_DONE = BEFORE_THE_EFFECT | {400, 404, 408, 409, 422}
@@ -86,8 +87,10 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         app.add_exception_handler(error, handle_error)
     app.add_middleware(AdmissionMiddleware, service=service, routes=routes)
     service.policy = idempotency_policy(settings.policy, routes)
-    required = {route.path for route in service.policy.routes if route.required}
-    service.key_required = frozenset(r.operation for r in routes if r.fenced and r.path in required)
+    fenced = {(route.path, *route.methods): route for route in service.policy.routes}
+    for route in routes:
+        if (route.path, *route.methods) in fenced:
+            service.policy_routes[route.operation] = fenced[route.path, *route.methods]
     schema = document(json.loads(_plain_document()), service.policy)
     app.openapi = lambda: schema  # type: ignore[method-assign]
     return app
@@ -133,4 +136,8 @@ def idempotency_policy(policy: Policy | None, routes: list[OperationRoute]) -> P
             f"policy: expected a route that matches an operation of this service, got {paths}; the "
             "OpenAPI document lists the operations that can be fenced (x-fenced)"
         )
-    return replace(policy, routes=tuple(fenced), status_path=fences.STATUS_PATH)
+    # The log of the service has no keys; the source of a request is its key.
+    logged = tuple(field for field in policy.log_fields if field not in {"key", "source_id"})
+    return replace(
+        policy, routes=tuple(fenced), status_path=fences.list_fences.path, log_fields=logged
+    )

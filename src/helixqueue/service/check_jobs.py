@@ -53,22 +53,35 @@ class CheckJobs:
 
         Invariants that did not finish in time are marked late.
         """
-        return await self._run_in_thread(
-            principal.tenant, partial(self._check, principal.token_hash, only)
+        seconds = self._settings.check_seconds
+        job = partial(
+            check,
+            only=only,
+            seconds=seconds,
+            enter=_assume_tenant(principal, seconds),
+            progress=lambda _: self._require_open(),
         )
+        return await self._run_in_thread(principal.tenant, job)
 
     async def replay(self, principal: Principal, *, after: int, limit: int) -> ReplayResult:
         """Replay a range of the tenant's batches; the next range starts after `stopped_at`."""
-        return await self._run_in_thread(
-            principal.tenant, partial(self._replay, principal.token_hash, after, limit)
+        job = partial(
+            replay,
+            after=after,
+            batches=self._settings.replay_batches,
+            limit=limit,
+            seconds=self._settings.replay_seconds,
+            enter=_assume_tenant(principal, self._settings.statement_seconds),
         )
+        return await self._run_in_thread(principal.tenant, job)
 
     async def seal(
         self, signer: Signer, previous: SealHead | None, principal: Principal | None = None
     ) -> dict[str, Any]:
         """Seal the records of all tenants since `previous`; `principal` asked for it."""
         tenant = "" if principal is None else principal.tenant
-        return await self._run_in_thread(tenant, partial(_seal, signer, previous))
+        job = partial(make_seal, signer=signer, previous=previous)
+        return await self._run_in_thread(tenant, job)
 
     async def close(self) -> None:
         """Cancel the running jobs; their clients are disconnected."""
@@ -112,31 +125,6 @@ class CheckJobs:
         if self._closed:
             raise Unavailable("the service is shutting down; retry on another replica")
 
-    def _check(
-        self, token_hash: bytes, only: Collection[str] | None, connection: Connection[Any]
-    ) -> list[CheckResult]:
-        seconds = self._settings.check_seconds
-        return check(
-            connection,
-            only=only,
-            seconds=seconds,
-            enter=partial(tenant_sessions.assume_tenant, token_hash=token_hash, seconds=seconds),
-            progress=lambda _: self._require_open(),
-        )
 
-    def _replay(
-        self, token_hash: bytes, after: int, limit: int, connection: Connection[Any]
-    ) -> ReplayResult:
-        seconds = self._settings.statement_seconds
-        return replay(
-            connection,
-            after=after,
-            batches=self._settings.replay_batches,
-            limit=limit,
-            seconds=self._settings.replay_seconds,
-            enter=partial(tenant_sessions.assume_tenant, token_hash=token_hash, seconds=seconds),
-        )
-
-
-def _seal(signer: Signer, previous: SealHead | None, connection: Connection[Any]) -> dict[str, Any]:
-    return make_seal(connection, signer, previous)
+def _assume_tenant(principal: Principal, seconds: float) -> Callable[[Connection[Any]], None]:
+    return partial(tenant_sessions.assume_tenant, token_hash=principal.token_hash, seconds=seconds)

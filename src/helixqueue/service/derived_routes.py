@@ -7,14 +7,16 @@ answer if the token lacks the scope payloads, and seals the cursor of the next p
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_origin
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Strict, create_model
 
 from helixqueue.operations.operation import UNCHANGED, Operation, Parameter, operations_of
 from helixqueue.records.page import Page
-from helixqueue.records.parameter import kind_of
+from helixqueue.records.parameter import ABSENT, kind_of
 from helixqueue.records.submission import Accepted
 from helixqueue.service.models import responses
 from helixqueue.service.models.requests import RequestModel
@@ -25,16 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from helixqueue.log.requests import RequestLog
     from helixqueue.service.principal import Principal
-    from helixqueue.service.request_log import RequestLog
 
 # Parameters that the request log shows.
-LOGGED: Final = ("queue", "reason")
+LOGGED: Final = ("queue", "ledger", "feed", "fence", "reason")
 
 
-def routes_of(subject: ModuleType) -> APIRouter:
-    """The routes of the operations that a module declares; its name is their tag."""
-    routes = router(subject.__name__.rpartition(".")[2])
+def routes_of(subject: ModuleType, tag: str | None = None) -> APIRouter:
+    """The routes of the operations that a module declares; its name is their tag unless given."""
+    routes = router(tag or subject.__name__.rpartition(".")[2])
     for operation in operations_of(subject):
         routes.add_api_route(
             operation.path,
@@ -55,6 +57,10 @@ def routes_of(subject: ModuleType) -> APIRouter:
 
 
 def _endpoint(operation: Operation[..., Any]) -> Callable[..., Any]:
+    sealed = _sealed(
+        {name: parameter.annotation for name, parameter in operation.parameters.items()}
+    )
+
     async def endpoint(
         *,
         principal: Principal,
@@ -64,10 +70,14 @@ def _endpoint(operation: Operation[..., Any]) -> Callable[..., Any]:
     ) -> Any:  # noqa: ANN401 - of the operation's type
         if body is not None:
             members = {name: getattr(body, name) for name in body.model_fields_set}
-            values |= {name: value for name, value in members.items() if value is not None}
+            values |= {
+                name: value
+                for name, value in members.items()
+                if value is not None or operation.parameters[name].default is ABSENT
+            }
         request_log.add(**{name: values[name] for name in LOGGED if values.get(name) is not None})
-        if "after" in values:
-            values["after"] = await principal.open_cursor(values["after"])
+        for name in sealed & values.keys():
+            values[name] = await principal.open_cursor(values[name])
         steps = operation.function(principal.operations, **values)
         answer = await principal.run_steps(steps, in_thread=operation.computes)
         return await _shown(operation, answer, principal, request_log)
@@ -91,8 +101,19 @@ async def _shown(
     redact = None if principal.sees_payloads else operation.redact
     if isinstance(answer, Page):
         rows = answer.rows if redact is None else tuple(map(redact, answer.rows))
+        names = _sealed(get_type_hints(get_args(operation.answer)[0], include_extras=True))
+        if names:
+            seal = cache((await principal.cipher()).seal)  # neighbours share a position
+            rows = tuple(
+                replace(row, **{name: seal(getattr(row, name)) for name in names}) for row in rows
+            )
         return Page(rows, await principal.seal_cursor(answer.next))
     return answer if redact is None else redact(answer)
+
+
+def _sealed(annotations: dict[str, Any]) -> set[str]:
+    """The names of what a service encrypts."""
+    return {name for name, kind in annotations.items() if kind_of(kind).param.sealed}
 
 
 def _model(answer: Any) -> Any:  # noqa: ANN401 - a type
@@ -133,4 +154,4 @@ def _member(parameter: Parameter) -> tuple[Any, Any]:
     kind: Any = Annotated[base, param, *([Strict()] if base in {int, float, bool} else [])]
     if parameter.required:
         return (kind | None if optional else kind), ...
-    return kind | None, None if parameter.default is UNCHANGED else parameter.default
+    return kind | None, None if parameter.default in (UNCHANGED, ABSENT) else parameter.default

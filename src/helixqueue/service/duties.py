@@ -15,8 +15,8 @@ from typing import Final
 
 from helixqueue.engine import duties
 from helixqueue.errors import HelixError, NotPermitted
+from helixqueue.log.lines import traceback_of
 from helixqueue.postgres.tenant_sessions import TenantSessions
-from helixqueue.service.request_log import traceback_of
 
 log = logging.getLogger("helixqueue.service.duties")
 POLL_SECONDS: Final = 0.5

@@ -10,8 +10,9 @@ from starlette.exceptions import HTTPException
 
 from helixqueue.errors import HelixError
 from helixqueue.fence.http.recorder import EFFECT_HEADER
+from helixqueue.log.lines import traceback_of
+from helixqueue.log.requests import SCOPE_KEY, RequestLog
 from helixqueue.service.problems import Problem, invalid_request, problem_of
-from helixqueue.service.request_log import SCOPE_KEY, RequestLog, traceback_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request

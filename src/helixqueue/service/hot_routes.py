@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from helixqueue.errors import HelixError
+from helixqueue.log.requests import SCOPE_KEY
 from helixqueue.service.admission import BODY_KEY, PRINCIPAL_KEY, OperationRoute
 from helixqueue.service.compute_threads import is_large
 from helixqueue.service.errors import error_response
 from helixqueue.service.problems import Problem
-from helixqueue.service.request_log import SCOPE_KEY
 from helixqueue.service.strict_request import strict_json
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from helixqueue.engine import reads, service_calls, tokens
 from helixqueue.engine.tokens import TOKEN
 from helixqueue.fence.fence import AsyncFences
+from helixqueue.fence.http.request_key import Owners
 from helixqueue.operations.batches import Operations
-from helixqueue.operations.identity_log import IdentityLog
 from helixqueue.operations.steps import Execute, Step, Steps, run_steps_async
 from helixqueue.service.compute_threads import is_large
 from helixqueue.service.problems import Problem, unauthenticated
@@ -48,7 +48,6 @@ class Principal:
         *,
         counters: Counters,
         compute: ComputeThreads,
-        identity_log: IdentityLog,
     ) -> None:
         self.grant = grant
         self.tenant = grant.tenant
@@ -63,9 +62,11 @@ class Principal:
             tenant=grant.tenant,
             actor=grant.name,
             retry_seconds=settings.retry_seconds,
-            identity_log=identity_log,
+            logs_identities=False,  # the request log has them
             only_queues=grant.queues,
             sees_payloads=self.sees_payloads,
+            token_hash=token_hash,
+            find_signer=lambda: settings.signer,
         )
         self._coalescer = SubmitCoalescer(self.run)
         self._transaction: TenantTransaction | None = None
@@ -140,6 +141,11 @@ class Principal:
         """The fences of requests with an idempotency key."""
         return AsyncFences(self.run, self.tenant, self.grant.name, self._counters)
 
+    @cached_property
+    def owners(self) -> Owners:
+        """The owner of a keyed request: this token."""
+        return Owners(self.grant.name, self.tenant, principal=lambda _: self.grant.name)
+
     def count_request(self) -> None:
         """Count a request against the token's rate limit."""
         wait = self._rate_limit.take()
@@ -198,7 +204,6 @@ class Principals:
         self._settings = settings
         self._counters = counters  # shared by the fences of all principals
         self._compute = compute
-        self.identity_log = IdentityLog(writes_lines=False)  # of all principals
         self._cache: OrderedDict[bytes, Principal] = OrderedDict()
         self._lookup: asyncio.Task[dict[bytes, Grant]] | None = None
         self._next_hashes: set[bytes] | None = None  # of `_lookup`, until it starts
@@ -233,7 +238,6 @@ class Principals:
                 self._settings,
                 counters=self._counters,
                 compute=self._compute,
-                identity_log=self.identity_log,
             )
         self._cache[token_hash] = principal
         self._cache.move_to_end(token_hash)

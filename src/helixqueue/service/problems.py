@@ -16,6 +16,7 @@ from helixqueue.errors import (
     InProgress,
     InvalidIdentity,
     InvalidPayload,
+    NotInDoubt,
     Refused,
     Unavailable,
 )
@@ -209,15 +210,16 @@ def _members(error: HelixError, *, values: bool) -> dict[str, Any]:
     match error:
         case Conflict():
             # A diff contains payload values; without the scope payloads only paths are shown.
-            if values:
-                return {"diff": error.diff}
-            return {"diff": [{name: op[name] for name in ("op", "path")} for op in error.diff]}
+            paths = [{name: op[name] for name in ("op", "path")} for op in error.diff]
+            return {"diff": error.diff if values else paths}
         case InvalidIdentity():
             names = ("code", "code_point", "offset", "part", "suggestion")
             return {"got": error.code, **{name: getattr(error, name) for name in names}}
         case InvalidPayload():
             got = f"{error.code} at {error.path or 'the root'}"
             return {"got": got, "code": error.code, "pointer": error.path}
+        case NotInDoubt():
+            return {"state": error.state, "version": error.version}
         case Unavailable():
             # Whether the call may have taken effect; a repeat shows it.
             return {"outcome_unknown": error.outcome_unknown}

@@ -16,7 +16,6 @@ from helixqueue.worker.outcomes import FailureClass, storable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from helixqueue.engine.service_calls import LeaseName
     from helixqueue.operations.prepare import KnownQueue
     from helixqueue.service.compute_threads import ComputeThreads
     from helixqueue.service.principal import Principal
@@ -26,16 +25,19 @@ async def check_results(
     principal: Principal,
     compute: ComputeThreads,
     settlements: Sequence[Settlement],
-    names: Mapping[int, LeaseName | None],
+    names: Mapping[int, str],
     body_bytes: int,
 ) -> list[Settlement]:
-    """The settlements; those whose result breaks the schema as failures."""
+    """The settlements; those whose result breaks the schema as failures.
+
+    `names` are the queues by batch.
+    """
     queues: dict[int, KnownQueue] = {}  # by batch, where the queue has a schema
     for settlement in settlements:
-        name = names.get(settlement.batch)
-        if settlement.outcome != "completed" or name is None:
-            continue  # a lease of another tenant, which the engine refuses
-        known = await principal.run_steps(principal.operations.known(name.queue))
+        if settlement.outcome != "completed":
+            continue
+        queue = names[settlement.batch]
+        known = await principal.run_steps(principal.operations.known(queue))
         if known.row.result_schema:
             queues[settlement.batch] = known
     if not queues:

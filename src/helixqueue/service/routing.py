@@ -9,11 +9,11 @@ from fastapi import APIRouter, Depends, Path
 from starlette.requests import Request
 
 from helixqueue.fence.http.asgi import Disconnected
+from helixqueue.log.requests import SCOPE_KEY, RequestLog
 from helixqueue.service.admission import BODY_KEY, PRINCIPAL_KEY, OperationRoute
 from helixqueue.service.hot_routes import HotRoute
 from helixqueue.service.models.requests import NAME_PATTERN
 from helixqueue.service.principal import Principal
-from helixqueue.service.request_log import SCOPE_KEY, RequestLog
 from helixqueue.service.service import Service
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from helixqueue.errors import Refused, SchemaMismatch
+from helixqueue.log.lines import JsonFormatter
 from helixqueue.service.address import address_of, is_loopback, url_host
 from helixqueue.service.app import create_app
 from helixqueue.service.compute_threads import SWITCH_SECONDS
-from helixqueue.service.request_log import MaskingFormatter
 from helixqueue.service.service import SCHEMA_MISMATCH, UNREACHABLE, Service
 from helixqueue.service.slow_clients import connection_class
 
@@ -103,7 +103,7 @@ def config_of(settings: ServiceSettings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=connection_class(app.state.service),
-        access_log=False,  # it would contain queries; see request_log.py
+        access_log=False,  # it would contain queries; see log/requests.py
         log_config=None,
         server_header=False,
         proxy_headers=False,  # any client can send them
@@ -160,6 +160,6 @@ def check_database(
 
 def log_to(handler: logging.Handler) -> None:
     """Send the log to `handler`: one JSON line per request, and warnings of every library."""
-    handler.setFormatter(MaskingFormatter())
+    handler.setFormatter(JsonFormatter())
     logging.getLogger().addHandler(handler)
     logging.getLogger("helixqueue").setLevel(logging.INFO)

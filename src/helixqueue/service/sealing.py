@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from helixqueue.errors import HelixError
-from helixqueue.operate.seal import add_seal, last_head
+from helixqueue.operate.seal import SEALS, last_head
 from helixqueue.service.problems import Problem
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Sealing:
             try:
                 previous = await asyncio.to_thread(last_head, self._place)
                 seal = await self._jobs.seal(self._signer, previous)
-                file = await asyncio.to_thread(add_seal, self._place, seal)
+                file = await asyncio.to_thread(SEALS.add, self._place, seal)
                 log.info("sealed %s entries in %s", seal["counts"].get("entry", 0), file)
             except (HelixError, Problem, OSError) as error:
                 log.error("the ledger was not sealed, and will be later: %s", error)  # noqa: TRY400

@@ -11,7 +11,7 @@ from helixqueue.engine import duties, reads, revision, service_calls
 from helixqueue.engine.tokens import SERVICE_ROLES
 from helixqueue.errors import HelixError, NotPermitted, SchemaMismatch
 from helixqueue.fence.metrics import Counters
-from helixqueue.fence.policy import Policy
+from helixqueue.fence.policy import Policy, Route
 from helixqueue.postgres.database import AsyncDatabase
 from helixqueue.postgres.fair_semaphore import FairSemaphore
 from helixqueue.postgres.tenant_sessions import TenantSessions
@@ -22,7 +22,6 @@ from helixqueue.service.check_jobs import CheckJobs
 from helixqueue.service.claim_hints import ClaimHints
 from helixqueue.service.compute_threads import ComputeThreads
 from helixqueue.service.duties import Duties
-from helixqueue.service.lease_names import LeaseNames
 from helixqueue.service.metrics import Metrics
 from helixqueue.service.principal import Principal, Principals
 from helixqueue.service.problems import Problem, no_such_queue
@@ -51,9 +50,9 @@ BIND_HELP: Final = (
 class Service:
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
-        self.signer = settings.keys[-1].signer if settings.keys else None
+        self.signer = settings.signer
         self.policy = settings.policy or Policy()  # create_app adds one route per operation
-        self.key_required: frozenset[str] = frozenset()  # operations that need a key
+        self.policy_routes: dict[str, Route] = {}  # operations that accept a key, and their policy
         self.sessions = TenantSessions(
             settings.dsn,
             connections=settings.connections,
@@ -87,7 +86,6 @@ class Service:
             settings.max_waits, "waiting worker requests", kind="too-many-streams", retry_after=10
         )
         self.metrics = Metrics(self.streams, self.waits)
-        self.lease_names = LeaseNames()
         self.claim_hints = ClaimHints()
         self.duties = Duties(self.sessions)
         self.check_jobs = CheckJobs(settings)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from helixqueue.fence.key_file import SigningKey
     from helixqueue.fence.policy import Policy
+    from helixqueue.fence.signing import Signer
 
 # The largest document that strict JSON reads (identity/strictjson.py).
 MAX_BODY_BYTES = 1024 * 1024
@@ -64,6 +65,10 @@ class ServiceSettings:
     keys: tuple[SigningKey, ...] = ()  # published; the last one signs receipts and seals
     seal_to: Path | None = None  # directory that gets a seal every `seal_seconds`
     seal_seconds: float = 3600.0
+
+    @property
+    def signer(self) -> Signer | None:
+        return self.keys[-1].signer if self.keys else None
 
     def __post_init__(self) -> None:
         parse_dsn(self.dsn)

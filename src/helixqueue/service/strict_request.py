@@ -13,8 +13,8 @@ from urllib.parse import unquote_to_bytes
 from helixqueue.errors import InvalidPayload
 from helixqueue.fence.http.asgi import header_text, header_values, whole_body
 from helixqueue.identity import loads
+from helixqueue.log.lines import masked
 from helixqueue.service.problems import Problem
-from helixqueue.service.request_log import masked
 from helixqueue.service.settings import MAX_BODY_BYTES
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Hides numbers of shared sequences from the tokens of a tenant.
 
 Batches, leases and transactions are numbered for all tenants together: the difference of two
-numbers would tell a tenant how much the others did between them. Over HTTP a number is therefore
-replaced by a permutation of it, and a cursor is encrypted, both with a key of the tenant.
+numbers would tell a tenant how much the others did between them. Over HTTP a cursor and a lease
+are therefore sealed texts, and a number of a history is replaced, all with a key of the tenant.
 """
 
 from __future__ import annotations
@@ -11,88 +11,114 @@ import base64
 import hashlib
 import hmac
 import secrets
-from functools import lru_cache
-from typing import Final
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
 
 from helixqueue.errors import Refused
+from helixqueue.records.lease import Token
 
-# JSON numbers are exact below 2^53 in every language.
-_HALF_BITS: Final = 26
-_HALF: Final = 2**_HALF_BITS - 1
-_ROUNDS: Final = 6
-NUMBER_MAX: Final = 2 ** (2 * _HALF_BITS) - 1
+if TYPE_CHECKING:
+    from helixqueue.records.lease import LeaseRow
+
+_TAG_BYTES: Final = 16
 _NONCE_BYTES: Final = 12
-_TAG_BYTES: Final = 8
-_TEXT_BYTES_MAX: Final = 160  # a tenant, the name of a token and its generation
-_BLOCK_BYTES: Final = 64  # of one BLAKE2b digest
-_REMEMBERED: Final = 512  # the leases of a claim share its number; a renewed lease comes again
+# JSON numbers are exact below 2^53 in every language.
+_NUMBER_BITS: Final = 52
+SEALED_CHARS_MAX: Final = 300  # a lease with the longest name of a queue
+_LEASE: Final = struct.Struct(">qiqqh16s")  # followed by the name of the queue
+
+
+class OpenedLease(NamedTuple):
+    """What a lease says of itself; the database decides whether its token still holds."""
+
+    batch: int
+    token: Token
+    attempt: int
+    batch_id: UUID
+    queue: str
 
 
 class TenantCipher:
     def __init__(self, key: bytes) -> None:
-        self._rounds = [_prf(key, b"number%d" % n) for n in range(_ROUNDS)]
-        self._pad = _prf(key, b"cursor")
-        self._tag = _prf(key, b"cursor tag")
-        self.hide = lru_cache(_REMEMBERED)(self._hide)
-        self.reveal = lru_cache(_REMEMBERED)(self._reveal)
+        self._numbers = _prf(key, b"number")
+        self._cursors = _Seal(key, b"cursor")
+        self._leases = _Seal(key, b"lease")
 
-    def _hide(self, number: int) -> int:
-        """Permute the numbers below 2^52 with a Feistel network.
-
-        Equal numbers stay equal, because a worker compares them. It authenticates nothing, and need
-        not: a forged number is the number of some batch, whose lease has a secret token.
-        """
-        left, right = number >> _HALF_BITS, number & _HALF
-        for round_ in self._rounds:
-            left, right = right, left ^ _half(round_, right)
-        return left << _HALF_BITS | right
-
-    def _reveal(self, number: int) -> int:
-        left, right = number >> _HALF_BITS, number & _HALF
-        for round_ in reversed(self._rounds):
-            left, right = right ^ _half(round_, left), left
-        return left << _HALF_BITS | right
+    def hide(self, number: int) -> int:
+        """Replace a number by another; equal numbers stay equal, for readers that compare them."""
+        state = self._numbers.copy()
+        state.update(number.to_bytes(8, "big"))
+        return int.from_bytes(state.digest()[:8], "big") >> (64 - _NUMBER_BITS)
 
     def seal(self, text: str) -> str:
-        """Encrypt a cursor; two cursors differ even for one position."""
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        sealed = nonce + self._xor(nonce, text.encode())
-        return base64.urlsafe_b64encode(sealed + self._tag_of(sealed)).decode().rstrip("=")
+        """Seal a cursor; two cursors differ even for one position."""
+        return self._cursors.seal(secrets.token_bytes(_NONCE_BYTES) + text.encode())
 
     def open(self, text: str) -> str:
-        """Decrypt a cursor; refuses what this tenant's key did not seal."""
-        try:
-            data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        except ValueError:
-            data = b""
-        sealed, tag = data[:-_TAG_BYTES], data[-_TAG_BYTES:]
-        size = len(sealed) - _NONCE_BYTES
-        if not 0 <= size <= _TEXT_BYTES_MAX or not hmac.compare_digest(self._tag_of(sealed), tag):
+        """Open a cursor; refuses what this tenant's key did not seal."""
+        data = self._cursors.open(text)
+        if data is None:
             raise Refused(
                 f"expected the `next` of an earlier page, got {text[:80]!r}; "
                 "start again without a cursor"
             )
-        return self._xor(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]).decode()
+        return data[_NONCE_BYTES:].decode()
 
-    def _xor(self, nonce: bytes, data: bytes) -> bytes:
-        pads = b""
-        for block in range(0, len(data), _BLOCK_BYTES):
-            pad = self._pad.copy()
-            pad.update(nonce + bytes([block // _BLOCK_BYTES]))
-            pads += pad.digest()
-        return bytes(a ^ b for a, b in zip(data, pads[: len(data)], strict=True))
+    def seal_lease(self, row: LeaseRow) -> str:
+        """Seal a lease, with a token that is valid for this lease only."""
+        numbers = (row.batch, *row.own_token, row.attempt, row.batch_id.bytes)
+        return self._leases.seal(_LEASE.pack(*numbers) + row.queue.encode())
 
-    def _tag_of(self, sealed: bytes) -> bytes:
+    def open_lease(self, text: str) -> OpenedLease | None:
+        """Open a lease; None if this tenant's key did not seal it."""
+        data = self._leases.open(text)
+        if data is None:
+            return None
+        batch, epoch, nonce, number, attempt, batch_id = _LEASE.unpack_from(data)
+        queue = data[_LEASE.size :].decode()
+        return OpenedLease(batch, Token(epoch, nonce, number), attempt, UUID(bytes=batch_id), queue)
+
+
+class _Seal:
+    """Encrypts and authenticates; the tag of the content is the nonce of its encryption.
+
+    Equal contents have equal seals: the repeat of a claim returns the same leases.
+    """
+
+    def __init__(self, key: bytes, purpose: bytes) -> None:
+        self._tag = _prf(key, purpose + b" tag")
+        self._pad = hashlib.shake_256(_prf(key, purpose + b" pad").digest())
+
+    def seal(self, data: bytes) -> str:
+        tag = self._tag_of(data)
+        sealed = base64.urlsafe_b64encode(tag + self._encrypt(tag, data))
+        return sealed.rstrip(b"=").decode()
+
+    def open(self, text: str) -> bytes | None:
+        if len(text) > SEALED_CHARS_MAX:
+            return None
+        try:
+            sealed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        except ValueError:
+            return None
+        tag = sealed[:_TAG_BYTES]
+        data = self._encrypt(tag, sealed[_TAG_BYTES:])
+        return data if hmac.compare_digest(self._tag_of(data), tag) else None
+
+    def _encrypt(self, tag: bytes, data: bytes) -> bytes:
+        """Encrypt or decrypt: the pad of the tag is its own inverse."""
+        pad = self._pad.copy()
+        pad.update(tag)
+        size = len(data)
+        mixed = int.from_bytes(data, "big") ^ int.from_bytes(pad.digest(size), "big")
+        return mixed.to_bytes(size, "big")
+
+    def _tag_of(self, data: bytes) -> bytes:
         tag = self._tag.copy()
-        tag.update(sealed)
+        tag.update(data)
         return tag.digest()[:_TAG_BYTES]
 
 
 def _prf(key: bytes, purpose: bytes) -> hashlib.blake2b:
     return hashlib.blake2b(key=key, person=purpose)
-
-
-def _half(round_: hashlib.blake2b, half: int) -> int:
-    state = round_.copy()
-    state.update(half.to_bytes(4, "big"))
-    return int.from_bytes(state.digest()[:4], "big") & _HALF

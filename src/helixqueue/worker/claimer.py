@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from helixqueue.errors import HelixError, Retryable, Unavailable
 from helixqueue.failpoints import failpoint
+from helixqueue.log.events import log_claims
 from helixqueue.records.claim_hints import Hints
 from helixqueue.transport.protocol import ClaimRequest, Settlement
 from helixqueue.worker.retry import with_retries
@@ -212,7 +213,8 @@ class Claimer:
             await self._settle(sent)  # one of these is invalid; the next call claims
             return
         self._health.claim_answered(claimed_at)
-        self._record_results(sent, claimed.settled)
+        self._record_results(sent, claimed.settled, request.request_id)
+        log_claims(self._transport.worker, claimed.leases, request.request_id)
         self._record_claim(request, claimed, claimed_at)
 
     async def _settle(self, sent: Finished) -> None:
@@ -253,11 +255,13 @@ class Claimer:
         )
         return await with_retries(lambda: self._transport.settle([failed]))
 
-    def _record_results(self, sent: Finished, results: Sequence[WriteResult]) -> None:
+    def _record_results(
+        self, sent: Finished, results: Sequence[WriteResult], request_id: uuid.UUID | None = None
+    ) -> None:
         if len(results) != len(sent):
             raise AssertionError(f"expected {len(sent)} results, got {len(results)}")
         if results:
-            self._in_flight.settled(sent, results)
+            self._in_flight.settled(sent, results, request_id)
 
     def _record_claim(self, request: ClaimRequest, claimed: ClaimResult, claimed_at: float) -> None:
         is_short = len(claimed.leases) < request.count and not claimed.more

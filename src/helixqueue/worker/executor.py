@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import HelixError, LeaseLost
 from helixqueue.failpoints import failpoint
+from helixqueue.log.events import log_write
 from helixqueue.schemas import Schema
 from helixqueue.transport.protocol import Settlement
 from helixqueue.worker import outcomes
@@ -123,7 +124,7 @@ class Executor:
         unconfirmed, attempt.unconfirmed = attempt.unconfirmed, None
         if attempt.settled_as is None and unconfirmed is not None:
             committed = await with_retries(lambda: self._transport.was_settled(attempt.row))
-            attempt.settled_as = unconfirmed.outcome if committed else None
+            self._record_commit(attempt, unconfirmed, committed=committed)
         counts = self._in_flight.counts
         if attempt.settled_as is not None:
             counts.completed += attempt.settled_as == "completed"
@@ -136,7 +137,8 @@ class Executor:
                 # keep the refusal. Only what was refused: an unconfirmed transaction may have
                 # committed its effect, and a settlement alone would complete without it.
                 with suppress(HelixError):
-                    await self._transport.settle([attempt.refused])
+                    [result] = await self._transport.settle([attempt.refused])
+                    log_write(self._transport.worker, "settle", attempt.row, result)
             counts.lost += 1
             self._in_flight.forget(attempt)
             self._claimer.slot_freed()
@@ -155,9 +157,14 @@ class Executor:
             return False
         with suppress(HelixError, TimeoutError):
             async with asyncio.timeout(abandon_margin(attempt.row.lease_seconds) / 2):
-                if await self._transport.was_settled(attempt.row, wait=False):
-                    attempt.settled_as, attempt.unconfirmed = unconfirmed.outcome, None
+                committed = await self._transport.was_settled(attempt.row, wait=False)
+                self._record_commit(attempt, unconfirmed, committed=committed)
         return attempt.settled_as is not None
+
+    def _record_commit(self, attempt: Attempt, unconfirmed: Settlement, *, committed: bool) -> None:
+        if committed:
+            attempt.settled_as, attempt.unconfirmed = unconfirmed.outcome, None
+            log_write(self._transport.worker, "settle", attempt.row, decision="repeat")
 
     def _count_stuck_thread(self, attempt: Attempt, cancelled: BaseException | None) -> None:
         """A thread continues after the end of its lease: its slot is not free until it ends."""

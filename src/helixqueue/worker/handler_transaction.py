@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from helixqueue.errors import GiveUp, HelixError, LeaseLost, Refused, Retry, Unavailable
 from helixqueue.failpoints import failpoint
+from helixqueue.log.events import log_write
 from helixqueue.worker import outcomes
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class _Settling(Generic[R]):
         self, result: WriteResult, settlement: Settlement, earlier: Settlement | None
     ) -> None:
         """Raise unless the engine accepted the settlement; `earlier` was unconfirmed before it."""
+        # A refusal is rolled back with the transaction: the worker then settles again outside of
+        # it, and that result is logged.
+        if result.answer != "refused":
+            log_write(self._handle.worker, "settle", self._attempt.row, result)
         if result.answer == "ok":
             return
         if result.answer == "repeat":

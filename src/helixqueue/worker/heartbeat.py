@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from helixqueue.transport.protocol import LeaseRow, Token
+    from helixqueue.records.lease import LeaseRow, SealedToken, Token
 
 LOG = logging.getLogger("helixqueue.worker")
 PAUSE_SECONDS = 2.0  # how long a settlement waits for a renewal in flight
@@ -32,10 +32,12 @@ LOOP_PASSES_TO_READ = 5
 
 
 class HeartbeatListener(Protocol):
-    def renewed(self, leases: Sequence[tuple[int, int]], sent_at: float) -> None:
+    def renewed(self, leases: Sequence[tuple[int, int | str]], sent_at: float) -> None:
         """By batch and token number: the batch may be held under another token meanwhile."""
 
-    def refused(self, batch: int, number: int, owner: str | None, state: str | None) -> None: ...
+    def refused(
+        self, batch: int, number: int | str, owner: str | None, state: str | None
+    ) -> None: ...
 
 
 class Heartbeat:
@@ -172,7 +174,7 @@ def _encode_leases(rows: Sequence[LeaseRow], claimed_at: float) -> list[list[Any
     The heartbeat process belongs to the worker and renews all leases of a claim in one call, so it
     gets the token of the claim.
     """
-    groups: dict[tuple[Token, float], list[int]] = {}
+    groups: dict[tuple[Token | SealedToken, float], list[int]] = {}
     for row in rows:
         groups.setdefault((row.token, row.lease_seconds), []).append(row.batch)
     return [[token, seconds, claimed_at, batches] for (token, seconds), batches in groups.items()]

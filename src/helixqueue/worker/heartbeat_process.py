@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helixqueue.records.lease import LeaseRef, read_token
 from helixqueue.transport.factory import build_transport
-from helixqueue.transport.protocol import LeaseRef, Token
 from helixqueue.worker.renewal_schedule import RenewalSchedule
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class HeartbeatProcess:
 
     # Results of renewals.
 
-    def renewed(self, leases: Sequence[tuple[int, int]], sent_at: float) -> None:
+    def renewed(self, leases: Sequence[tuple[int, int | str]], sent_at: float) -> None:
         _report("renewed", leases, sent_at)
 
-    def refused(self, batch: int, number: int, owner: str | None, state: str | None) -> None:
+    def refused(self, batch: int, number: int | str, owner: str | None, state: str | None) -> None:
         self._kill_group(batch)
         _report("refused", batch, number, owner, state)
 
@@ -53,7 +53,7 @@ class HeartbeatProcess:
     def handle(self, kind: str, value: Any) -> None:
         if kind == "add":
             for token, lease_seconds, claimed_at, batches in value:
-                shared = Token(*token)
+                shared = read_token(token)
                 for batch in batches:
                     self.schedule.add(LeaseRef(batch, shared), lease_seconds, claimed_at)
         elif kind == "drop":

@@ -7,12 +7,14 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
+from helixqueue.log.events import log_write, logs_operations
 from helixqueue.worker.attempt import Attempt
 from helixqueue.worker.health import WorkSummary
 from helixqueue.worker.outcomes import report_mismatch, report_refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from uuid import UUID
 
     from helixqueue.transport.protocol import LeaseRow, Settlement, WriteResult
     from helixqueue.worker.heartbeat import Heartbeat
@@ -63,14 +65,20 @@ class InFlight:
                 slot.set_result(None)
 
     def settled(
-        self, sent: Mapping[int, tuple[Attempt, Settlement]], results: Sequence[WriteResult]
+        self,
+        sent: Mapping[int, tuple[Attempt, Settlement]],
+        results: Sequence[WriteResult],
+        request_id: UUID | None,
     ) -> None:
-        """Count the results of one call, and forget its attempts."""
+        """Count and log the results of one call, and forget its attempts."""
         counts, held = self.counts, self.held
+        is_logged = logs_operations()
         forgotten = []
         for result in results:
             batch = result.batch
             attempt, settlement = sent[batch]
+            if is_logged:
+                log_write(self.worker, "settle", attempt.row, result, request_id=request_id)
             if result.answer == "ok" or result.answer == "repeat":  # noqa: PLR1714 - for every batch
                 if settlement.outcome == "completed":
                     counts.completed += 1
@@ -95,13 +103,13 @@ class InFlight:
 
     # Results of renewals.
 
-    def renewed(self, leases: Sequence[tuple[int, int]], sent_at: float) -> None:
+    def renewed(self, leases: Sequence[tuple[int, int | str]], sent_at: float) -> None:
         for batch, number in leases:
             attempt = self.held.get(batch)
             if attempt is not None and attempt.row.token.number == number:
                 attempt.renewed(sent_at)
 
-    def refused(self, batch: int, number: int, owner: str | None, state: str | None) -> None:
+    def refused(self, batch: int, number: int | str, owner: str | None, state: str | None) -> None:
         attempt = self.held.get(batch)
         if attempt is None or attempt.row.token.number != number or attempt.settled_as:
             return

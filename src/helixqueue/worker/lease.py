@@ -13,6 +13,7 @@ from typing_extensions import TypeVar
 
 from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, key_text
+from helixqueue.records.lease import SealedToken
 from helixqueue.worker.handler_transaction import (
     AsyncCallerTransaction,
     AsyncTransaction,
@@ -120,6 +121,8 @@ class _BaseLease(Generic[P, R]):
     def fencing(self) -> tuple[int, int]:
         """A fencing token for sinks that refuse older writers: it rises with every attempt."""
         token = self._attempt.row.token
+        if isinstance(token, SealedToken):
+            raise Refused("fencing: expected a worker with a database connection, got one on HTTP")
         return token.epoch, token.number
 
     @cached_property

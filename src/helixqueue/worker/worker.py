@@ -20,6 +20,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import HelixError
+from helixqueue.log.events import log_write
 from helixqueue.transport.protocol import LeaseRef
 from helixqueue.worker.attempt import abandon_margin
 from helixqueue.worker.capacity import Capacity
@@ -271,6 +272,9 @@ class Worker:
             results = await with_retries(
                 lambda: self._transport.release(leases, reason), seconds=CANCEL_SECONDS
             )
+            rows = {attempt.row.batch: attempt.row for attempt in attempts}
+            for result in results:
+                log_write(self._transport.worker, "release", rows[result.batch], result)
             self.health.counts.released += sum(result.answer == "ok" for result in results)
         for attempt in attempts:
             attempt.stop("released", reason)

@@ -78,30 +78,6 @@ begin
 end
 $$;
 
--- The public names of leases: key, queue, run, and the number of the attempt, null when
--- no claim made such a lease.
-create function helix.read_lease_names_v1(p_batch bigint[], p_epoch integer[], p_number bigint[])
-returns table (batch bigint, key bytea, queue text, run bigint, attempt smallint)
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
-set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
-begin
-  perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
-                                helix.shape(p_number));
-  return query
-    select b.id, b.key::bytea, q.name, b.run,
-           -- The number of a lease is the ledger entry of its claim.
-           (select max(e.attempt[array_position(e.batch, b.id)]) from helix.entry e
-            where e.id = u.number and e.epoch = u.epoch and e.from_state = 'PENDING'
-              and e.to_state in ('ASSIGNED', 'RUNNING'))
-    from unnest(p_batch, p_epoch, p_number) as u (batch, epoch, number)
-    cross join lateral (select b.id, b.key, b.queue, b.run from helix.batch b
-                        where b.id = u.batch limit 1) b
-    cross join lateral (select q.name from helix.queue q where q.id = b.queue limit 1) q;
-end
-$$;
-
 -- Whether this login can serve: it is bound by setting alone, so that row-level security restricts each
 -- transaction to the tenant that it names.
 create function helix.read_can_serve_v1() returns boolean

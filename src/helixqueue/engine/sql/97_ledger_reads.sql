@@ -1,7 +1,10 @@
 -- Reads of user ledgers and feeds. 92_reads.sql explains how reads are written.
 
--- The ledgers of a tenant, by name.
-create function helix.read_ledgers_v1(p_tenant text, p_name text default null)
+-- The ledgers of a tenant, or of all that the login may see, by tenant and name.
+create function helix.read_ledgers_v1(
+  p_tenant text, p_name text default null, p_after_tenant text default '', p_after_name text default '',
+  p_limit integer default 1001
+)
 returns table (
   tenant text, name text, machine jsonb, initial text[], is_strict boolean, bound boolean, ignored text[],
   created_at timestamptz, created_by text
@@ -14,7 +17,9 @@ begin
     select l.tenant::text, l.name::text, l.machine, l.initial, l.is_strict, l.bound, l.ignored, l.created_at,
            l.created_by
     from helix.ledger l
-    where l.tenant = p_tenant and (p_name is null or l.name = p_name) order by l.tenant, l.name;
+    where (p_tenant is null or l.tenant = p_tenant) and (p_name is null or l.name = p_name)
+      and (l.tenant, l.name) > (p_after_tenant, p_after_name)
+    order by l.tenant, l.name limit least(p_limit, 1001);
 end
 $$;
 
@@ -36,29 +41,19 @@ declare
   v_ledger   integer := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
   v_payloads boolean := helix.sees_payloads();
   v_limit    integer := least(p_limit, 10000);
+  v_after    text := coalesce(p_entity, p_after_entity);
   v_bytes    bigint := 0;
 begin
   -- A page is read row by row: its payloads may have far more bytes than fit into memory.
   for entity, seq, kind, version, payload, node, actor, at, violations, key, fingerprint, hash, xid, feed_xid in
     select e.entity::text, e.seq::bigint, e.kind::text, e.version,
-           case when v_payloads then e.payload::text end, e.node::text, e.actor, e.at, e.violations,
-           e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
+           case when v_payloads and coalesce(e.entity = p_entity, true) then e.payload::text end, e.node::text,
+           e.actor, e.at, e.violations, e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
     from helix.ledger_event e
-    where p_entity is not null and e.ledger = v_ledger and e.entity = p_entity and e.version > p_after_version
-    order by e.version limit v_limit
-  loop
-    return next;
-    v_bytes := v_bytes + coalesce(octet_length(payload), 0);
-    exit when v_bytes > c_bytes;
-  end loop;
-  for entity, seq, kind, version, payload, node, actor, at, violations, key, fingerprint, hash, xid, feed_xid in
-    select e.entity::text, e.seq::bigint, e.kind::text, e.version,
-           case when v_payloads then e.payload::text end, e.node::text, e.actor, e.at, e.violations,
-           e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
-    from helix.ledger_event e
-    where p_entity is null and e.ledger = v_ledger and (e.entity, e.version) > (p_after_entity, p_after_version)
+    where e.ledger = v_ledger and (e.entity, e.version) > (v_after, p_after_version)
     order by e.ledger, e.entity, e.version limit v_limit
   loop
+    exit when entity <> p_entity;
     return next;
     v_bytes := v_bytes + coalesce(octet_length(payload), 0);
     exit when v_bytes > c_bytes;
@@ -115,12 +110,15 @@ begin
 end
 $$;
 
--- The feeds of a tenant, with the number of events after their position (at most 10,000 are counted) and the
--- time of the oldest of them. Without p_lag nothing is counted.
-create function helix.read_feeds_v1(p_tenant text, p_name text default null, p_lag boolean default true)
+-- The feeds of a tenant, or of all that the login may see, with the number of events after their position (at
+-- most 10,000 are counted) and the time of the oldest of them. Without p_lag nothing is counted.
+create function helix.read_feeds_v1(
+  p_tenant text, p_name text default null, p_lag boolean default true, p_after_tenant text default '',
+  p_after_name text default '', p_limit integer default 1001
+)
 returns table (
   tenant text, name text, ledger text, queue text, paused boolean, delivered bigint, lag bigint,
-  oldest_at timestamptz, moved_at timestamptz, holder text, xid bigint, number bigint, version integer
+  oldest_at timestamptz, moved_at timestamptz, holder text
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off as $$
@@ -128,12 +126,13 @@ set enable_seqscan = off set jit = off as $$
 begin
   return query
     select f.tenant::text, f.name::text, l.name::text, f.queue, f.paused, f.delivered, coalesce(behind.lag, 0),
-           behind.oldest_at, f.moved_at,
-           case when f.held_until > clock_timestamp() then f.holder::text end, f.xid, f.number, f.version
+           behind.oldest_at, f.moved_at, case when f.held_until > clock_timestamp() then f.holder::text end
     from helix.feed f
     left join helix.ledger l on l.id = f.ledger
     left join lateral (select * from helix.feed_lag(f) where p_lag) behind on true
-    where f.tenant = p_tenant and (p_name is null or f.name = p_name) order by f.tenant, f.name;
+    where (p_tenant is null or f.tenant = p_tenant) and (p_name is null or f.name = p_name)
+      and (f.tenant, f.name) > (p_after_tenant, p_after_name)
+    order by f.tenant, f.name limit least(p_limit, 1001);
 end
 $$;
 

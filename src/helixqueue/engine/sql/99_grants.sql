@@ -198,7 +198,6 @@ begin
       ('read_findings_v1',       'read operate'),
       ('read_refused_v1',        'read'),
       ('read_identities_v1',     'read'),
-      ('read_lease_names_v1',    'work'),
       -- What every login may know: its tenants and the settings of their queues.
       ('read_tenants_v1',        'any'),
       ('read_bindings_v1',       'any'),

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +19,23 @@ from helixqueue.fence.encoding import (
     effect_id,
     error_text,
     probe_finding,
-    receipt_text,
 )
-from helixqueue.fence.http.asgi import BodyReceiver, Header, Scope, Send, header_text, respond
+from helixqueue.fence.http.asgi import (
+    App,
+    BodyReceiver,
+    Header,
+    Scope,
+    Send,
+    header_text,
+    respond,
+)
 from helixqueue.fence.http.problem import FenceProblem, problem_of
 from helixqueue.fence.http.recorder import EFFECT_HEADER, Recorder
 from helixqueue.fence.http.stored import FORM, CorruptResponse, StoredResponse
 from helixqueue.fence.runner import AsyncStepRunner
 from helixqueue.operations.steps import run_steps_async
 from helixqueue.postgres.tenant_sessions import InvalidToken
+from helixqueue.records.fence import receipt_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,9 +43,11 @@ if TYPE_CHECKING:
 
     from helixqueue.engine.fences import FenceDecision, FenceLease
     from helixqueue.fence.decision_log import DecisionLog
+    from helixqueue.fence.fence import AsyncFences
     from helixqueue.fence.heartbeat import AsyncFenceHeartbeat
-    from helixqueue.fence.http.middleware import IdempotencyMiddleware
-    from helixqueue.fence.http.request_key import RequestKey
+    from helixqueue.fence.hint import SealedCache
+    from helixqueue.fence.http.request_key import Owners, RequestKey
+    from helixqueue.fence.policy import Policy
     from helixqueue.fence.protocol import FenceSpec
 
 # Changes the body that is kept: status, headers, body -> body.
@@ -50,26 +61,39 @@ log = logging.getLogger("helixqueue.fence.http")
 _UNRECORDED = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
+@dataclass(frozen=True, slots=True)
+class FencedApp:
+    """An application, and the fences of its keyed requests."""
+
+    app: App
+    fences: AsyncFences
+    policy: Policy
+    owners: Owners
+    redact: Redact | None = None
+    probe: Probe | None = None
+    hint: SealedCache | None = None
+
+
 class KeyedExecution:
     """Claims the fence, calls the application, seals, responds."""
 
     def __init__(
         self,
-        middleware: IdempotencyMiddleware,
+        fenced: FencedApp,
         request: RequestKey,
         decisions: DecisionLog,
         scope: Scope,
         send: Send,
     ) -> None:
-        self._middleware = middleware
+        self._fenced = fenced
         self._request = request
         self._spec = request.spec
         self._decisions = decisions
         self._scope = scope
         self._send = send
-        probe = middleware.probe
+        probe = fenced.probe
         self._runner = AsyncStepRunner(
-            middleware.fences.run,
+            fenced.fences.run,
             self._read_probe,
             probe=None if probe is None else partial(probe, scope, request.body),
         )
@@ -85,7 +109,7 @@ class KeyedExecution:
                     self._spec,
                     request.identity,
                     request.request,
-                    has_probe=self._middleware.probe is not None,
+                    has_probe=self._fenced.probe is not None,
                 ),
                 self._runner,
             )
@@ -116,10 +140,10 @@ class KeyedExecution:
 
     async def _repeat_from_cache(self) -> bool:
         """Respond with a sealed answer from the cache; it never lets a request execute."""
-        if self._middleware.hint is None:
+        if self._fenced.hint is None:
             return False
         request = self._request
-        cached = await self._middleware.hint.get(self._spec, request.identity, request.request)
+        cached = await self._fenced.hint.get(self._spec, request.identity, request.request)
         if cached is None:
             return False
         try:
@@ -131,12 +155,12 @@ class KeyedExecution:
         return True
 
     async def _cache(self, reply: FenceDecision) -> None:
-        if self._middleware.hint is not None:
+        if self._fenced.hint is not None:
             request = self._request
-            await self._middleware.hint.put(self._spec, request.identity, request.request, reply)
+            await self._fenced.hint.put(self._spec, request.identity, request.request, reply)
 
     async def _repeat(self, reply: FenceDecision) -> None:
-        receipt = receipt_text(reply) or ""
+        receipt = receipt_text(reply.receipt) or ""
         sealed_at = "" if reply.sealed_at is None else reply.sealed_at.isoformat()
         self._decisions.add(effect_id=reply.effect, receipt=receipt)
         proof = {"receipt": receipt, "recorded_at": sealed_at}
@@ -184,7 +208,7 @@ class KeyedExecution:
         with self._renewing(lease):
             try:
                 receive = BodyReceiver(self._request.body)
-                await self._middleware.app(self._inner_scope(), receive, recorder)
+                await self._fenced.app(self._inner_scope(), receive, recorder)
             except BaseException as error:  # noqa: BLE001 - raised again below
                 failure = error
         if isinstance(recorder.failure, HelixError):
@@ -200,7 +224,7 @@ class KeyedExecution:
             raise failure
 
     def _renewing(self, lease: FenceLease) -> AbstractContextManager[None]:
-        return _tracked(self._middleware.fences.heartbeat, lease, self._spec)
+        return _tracked(self._fenced.fences.heartbeat, lease, self._spec)
 
     def _inner_scope(self) -> Scope:
         """The scope of the application, without extensions that bypass the recorder."""
@@ -230,7 +254,7 @@ class KeyedExecution:
         result = _stored_result(stored, effect)
         reply = await self._seal(lease, result)
         await self._cache(reply)
-        receipt = receipt_text(reply) or ""
+        receipt = receipt_text(reply.receipt) or ""
         self._decisions.record("new", effect_id=effect, receipt=receipt)
         added = [(b"idempotency-receipt", receipt.encode())]
         return [*added, (b"idempotency-stored", b"partial")] if stored.omitted else added
@@ -242,10 +266,10 @@ class KeyedExecution:
         await run_steps_async(protocol.release(self._spec, lease, detail), self._runner)
 
     def _redacted(self, status: int, headers: list[Header], body: bytes | None) -> bytes | None:
-        if self._middleware.redact is None or body is None:
+        if self._fenced.redact is None or body is None:
             return body
         try:
-            kept = bytes(self._middleware.redact(status, headers, body))
+            kept = bytes(self._fenced.redact(status, headers, body))
         except Exception:
             # Sealed without its body: that is better than a second execution.
             log.exception("fence %s: the redactor failed", self._spec.name)
@@ -265,7 +289,7 @@ class KeyedExecution:
     async def _refuse(self, error: HelixError) -> None:
         if isinstance(error, InvalidToken):
             raise error  # for the authentication in front of this middleware
-        status, headers, body = problem_of(error, self._middleware.policy).response()
+        status, headers, body = problem_of(error, self._fenced.policy).response()
         self._decisions.record_error(error, status=status)
         await respond(self._send, status, headers, body)
 

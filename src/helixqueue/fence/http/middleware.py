@@ -26,7 +26,7 @@ from helixqueue.fence.http.asgi import (
     respond,
 )
 from helixqueue.fence.http.database_execution import LocalExecution
-from helixqueue.fence.http.execute import KeyedExecution, Probe, Redact
+from helixqueue.fence.http.execute import FencedApp, KeyedExecution, Probe, Redact
 from helixqueue.fence.http.problem import FenceProblem
 from helixqueue.fence.http.request_key import OfScope, Owners, read_request
 from helixqueue.fence.http.status import requested_fence, send_state
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from helixqueue.fence.fence import AsyncFences
     from helixqueue.fence.hint import SealedCache
+    from helixqueue.fence.policy import Route
     from helixqueue.postgres.tenant_sessions import TenantTransaction
 
 log = logging.getLogger("helixqueue.fence.http")
@@ -50,8 +51,7 @@ class IdempotencyMiddleware:
     owner of the request; without `tenant`, every request belongs to the client's tenant. `redact`
     changes the body that is kept. `probe` gets scope and body of a request in doubt and returns
     `Applied(StoredResponse.of(...))`, `NOT_APPLIED` or `UNKNOWN`. `hint` repeats sealed answers
-    from Redis or Valkey. `transaction`, for an application whose effects are all in this database:
-    the transaction of one request, which the application uses for every call.
+    from Redis or Valkey.
     """
 
     def __init__(
@@ -65,48 +65,68 @@ class IdempotencyMiddleware:
         redact: Redact | None = None,
         probe: Probe | None = None,
         hint: SealedCache | None = None,
-        transaction: TenantTransaction | None = None,
     ) -> None:
-        self.app = app
-        self.policy = policy if isinstance(policy, Policy) else _read_policy(policy)
+        policy = policy if isinstance(policy, Policy) else _read_policy(policy)
+        self.policy = policy
         fences: AsyncFences = helix.fences
-        self.fences = fences
-        self.redact = redact
-        self.probe = probe
-        self.hint = hint
-        self._transaction = transaction
         if hint is not None and hint.counters is None:
             hint.counters = fences.counters
-        self._owners = Owners(fences.actor, fences.tenant, tenant, principal)
+        self.fenced = FencedApp(
+            app,
+            fences,
+            policy,
+            Owners(fences.actor, fences.tenant, tenant, principal),
+            redact,
+            probe,
+            hint,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        policy = self.policy
+        fenced, policy = self.fenced, self.fenced.policy
         route = None
         if scope["type"] == "http":
             if (fence := requested_fence(policy, scope)) is not None:
-                await send_state(self, self._owners, fence, scope, send)
+                await send_state(fenced, fence, scope, send)
                 return
             route = policy.route(scope["method"], scope["path"])
         if route is None or not (route.required or header_values(scope["headers"], policy.header)):
-            await self.app(scope, receive, send)
-            return
-        decisions = DecisionLog(self.fences.counters, log, "http", route.name, policy.log_fields)
-        decisions.add(source_type=route.kind)
-        try:
-            request = await read_request(policy, route, self._owners, scope, receive)
-        except Disconnected:
-            return
-        if isinstance(request, FenceProblem):
-            status, headers, body = request.response()
-            decisions.record(request.kind, status=status)
-            await respond(send, status, headers, body)
-            return
-        # From here on neither a disconnect nor a cancellation stops the request.
-        parts = (self, request, decisions, scope, send)
-        if self._transaction is None:
-            await shielded(KeyedExecution(*parts).perform())
+            await fenced.app(scope, receive, send)
         else:
-            await shielded(LocalExecution(*parts, transaction=self._transaction).perform())
+            await execute_once(fenced, route, scope, receive, send)
+
+
+async def execute_once(
+    fenced: FencedApp,
+    route: Route,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    *,
+    transaction: TenantTransaction | None = None,
+) -> None:
+    """Respond to a keyed request: execute it, or repeat its response.
+
+    `transaction` is for an application whose effects are all in this database: the transaction of
+    one request, which the application uses for every call.
+    """
+    policy = fenced.policy
+    decisions = DecisionLog(fenced.fences.counters, log, "http", route.name, policy.log_fields)
+    decisions.add(source_type=route.kind)
+    try:
+        request = await read_request(policy, route, fenced.owners, scope, receive)
+    except Disconnected:
+        return
+    if isinstance(request, FenceProblem):
+        status, headers, body = request.response()
+        decisions.record(request.kind, status=status)
+        await respond(send, status, headers, body)
+        return
+    # From here on neither a disconnect nor a cancellation stops the request.
+    parts = (fenced, request, decisions, scope, send)
+    if transaction is None:
+        await shielded(KeyedExecution(*parts).perform())
+    else:
+        await shielded(LocalExecution(*parts, transaction=transaction).perform())
 
 
 def _read_policy(policy: str | Path | None) -> Policy:

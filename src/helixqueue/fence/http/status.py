@@ -7,31 +7,20 @@ is behind authentication; a fence of another owner does not exist.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from helixqueue.engine import fences
 from helixqueue.errors import HelixError
 from helixqueue.fence.http.asgi import Scope, Send, respond
 from helixqueue.fence.http.problem import FenceProblem, problem_of
 from helixqueue.fence.policy import HTTP_PREFIX
-from helixqueue.fence.receipt import receipt_of
-from helixqueue.identity import PART_SEPARATOR, key_bytes, key_text
-from helixqueue.states import FenceState
+from helixqueue.identity import key_bytes
+from helixqueue.records.fence import MEANS
 
 if TYPE_CHECKING:
-    from helixqueue.fence.http.middleware import IdempotencyMiddleware
-    from helixqueue.fence.http.request_key import Owners
+    from helixqueue.fence.http.execute import FencedApp
     from helixqueue.fence.policy import Policy
     from helixqueue.records.fence import FenceRow
-
-# What the state means for the client that sent the request.
-MEANS: Final[dict[FenceState, str]] = {
-    FenceState.CLAIMED: "the request is in progress; send it again for its response",
-    FenceState.EFFECT_STARTED: "the request is in progress; send it again for its response",
-    FenceState.SEALED: "the request took effect; send it again for its response",
-    FenceState.RELEASED: "the request did not take effect; send it again to execute it",
-    FenceState.IN_DOUBT: "the outcome is unknown; do not send the request with a new key",
-}
 
 
 def requested_fence(policy: Policy, scope: Scope) -> str | None:
@@ -42,10 +31,8 @@ def requested_fence(policy: Policy, scope: Scope) -> str | None:
     return fence if base == policy.status_path else None
 
 
-async def send_state(
-    middleware: IdempotencyMiddleware, owners: Owners, fence: str, scope: Scope, send: Send
-) -> None:
-    row = await _read_row(middleware, owners, fence, scope)
+async def send_state(fenced: FencedApp, fence: str, scope: Scope, send: Send) -> None:
+    row = await _read_row(fenced, fence, scope)
     if isinstance(row, FenceProblem):
         await respond(send, *row.response())
         return
@@ -58,41 +45,38 @@ async def send_state(
     await respond(send, 200, headers, body)
 
 
-async def _read_row(
-    middleware: IdempotencyMiddleware, owners: Owners, fence: str, scope: Scope
-) -> FenceRow | FenceProblem:
-    owner = await owners.of(scope)
+async def _read_row(fenced: FencedApp, fence: str, scope: Scope) -> FenceRow | FenceProblem:
+    owner = await fenced.owners.of(scope)
     if owner is None:
         return FenceProblem(
             "scope-unavailable", "expected a verified owner of this request, got none"
         )
     unknown = FenceProblem("no-such-fence", "expected a fence that a response to this client named")
     try:
-        row = await middleware.fences.run(fences.find_fence(key_bytes(fence)))
+        row = await fenced.fences.run(fences.find_fence(key_bytes(fence)))
     except ValueError:
         return unknown
     except HelixError as error:
-        return problem_of(error, middleware.policy)
+        return problem_of(error, fenced.policy)
     return row if row is not None and _belongs_to(row, *owner) else unknown
 
 
 def _belongs_to(row: FenceRow, tenant: str, principal: str | None) -> bool:
     if row.tenant != tenant or row.identity is None or not row.name.startswith(HTTP_PREFIX):
         return False
-    *owner, _ = row.identity.split(PART_SEPARATOR)
+    *owner, _ = row.identity
     return owner == ([] if principal is None else [principal])
 
 
 def state_of(row: FenceRow) -> dict[str, Any]:
     """What the sender may know: no hosts, processes or errors."""
-    sealed = row.state is FenceState.SEALED
     until = row.answer_until if row.answer_kept else None
     return {
-        "fence": key_text(row.key),
+        "fence": row.fence,
         "state": row.state,
         "means": MEANS[row.state],
         "since": row.changed_at.isoformat(),
         "attempt": row.attempt,
-        "receipt": receipt_of(row).id if sealed else None,
+        "receipt": row.receipt,
         "answer_until": None if until is None else until.isoformat(),
     }

@@ -12,22 +12,18 @@ from pydantic import BaseModel, Field
 from helixqueue.identity import key_text
 from helixqueue.records.batch import identity_value
 from helixqueue.records.lease import ResultWord
-from helixqueue.service.models.requests import write_token
 from helixqueue.service.models.responses import IdentityValue
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from helixqueue.records.lease import LeaseRow, WriteResult
+    from helixqueue.records.lease import LeaseRow
     from helixqueue.service.tenant_cipher import TenantCipher
 
 
 class LeaseResponse(BaseModel):
-    batch: int = Field(description="Reference to the batch in calls with this token.")
+    lease: str = Field(description="Reference and proof of this lease, for the calls about it.")
     batch_id: UUID
     key: str
-    token: str = Field(description="Proof of this lease, and of no other lease of the claim.")
     tenant: str
     queue: str
     identity: IdentityValue
@@ -40,7 +36,7 @@ class LeaseResponse(BaseModel):
 
 
 class LeaseWriteResponse(BaseModel):
-    batch: int
+    lease: str
     answer: ResultWord
     owner: str | None
     state: State | None
@@ -74,10 +70,9 @@ def lease(row: LeaseRow, cipher: TenantCipher) -> dict[str, Any]:
     """The members of a `LeaseResponse`; the payload as its text, which may have a mebibyte."""
     parts = () if row.identity is None else tuple(row.identity.split("\x1f"))
     return {
-        "batch": cipher.hide(row.batch),
+        "lease": cipher.seal_lease(row),
         "batch_id": row.batch_id,
         "key": key_text(row.key),
-        "token": write_token(row.own_token, cipher),
         "tenant": row.tenant,
         "queue": row.queue,
         "identity": identity_value(parts),
@@ -88,10 +83,3 @@ def lease(row: LeaseRow, cipher: TenantCipher) -> dict[str, Any]:
         "deadline": row.deadline,
         "lease_seconds": row.lease_seconds,
     }
-
-
-def lease_writes(results: Sequence[WriteResult], cipher: TenantCipher) -> list[LeaseWriteResponse]:
-    return [
-        LeaseWriteResponse(**result._asdict() | {"batch": cipher.hide(result.batch)})
-        for result in results
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
@@ -26,32 +25,22 @@ from helixqueue.engine.tokens import LOGIN
 from helixqueue.errors import Refused
 from helixqueue.queues import checked_requires
 from helixqueue.queues.schema_bounds import MAX_SCHEMA_BYTES
-from helixqueue.records.lease import LeaseRef, Settlement, Token
+from helixqueue.records.parameter import iso_text
 from helixqueue.service.settings import MAX_LEASES, MAX_ROWS, MAX_WAIT_SECONDS
-from helixqueue.service.tenant_cipher import NUMBER_MAX, TenantCipher
+from helixqueue.service.tenant_cipher import SEALED_CHARS_MAX
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
 # Together with the name of its tenant it fits the engine's limit.
 MAX_WORKER_CHARS = 190
-TOKEN_PATTERN = r"^[0-9]{1,10}\.-?[0-9]{1,19}\.[0-9]{1,19}$"  # noqa: S105 - a pattern
-_INT4, _INT8 = 2**31, 2**63
 
 # A page lists five hundred workers, each with its last health report.
 MAX_HEALTH_BYTES: Final = 8_192
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 def printable(text: str) -> str:
     if not text.strip() or any(unicodedata.category(char) == "Cc" for char in text):
         raise ValueError("expected text without control characters")
     return text
-
-
-def _require_iso_text(value: object) -> object:
-    """Reject numbers: pydantic would guess seconds or milliseconds from their size."""
-    if not isinstance(value, str) or not _DATE.match(value):
-        raise ValueError("expected a time with its zone, such as 2026-11-16T12:00:00Z")
-    return value
 
 
 def _limit_size(limit: int, document: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +50,15 @@ def _limit_size(limit: int, document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-Time = Annotated[AwareDatetime, BeforeValidator(_require_iso_text)]
+SealedLease = Annotated[
+    str,
+    Field(
+        pattern=rf"^[A-Za-z0-9_-]{{1,{SEALED_CHARS_MAX}}}$",
+        description="The `lease` of a claim: reference and proof of one lease.",
+        examples=["x" * 90],
+    ),
+]
+Time = Annotated[AwareDatetime, BeforeValidator(iso_text)]
 Health = Annotated[dict[str, Any], AfterValidator(partial(_limit_size, MAX_HEALTH_BYTES))]
 SchemaDocument = Annotated[dict[str, Any], AfterValidator(partial(_limit_size, MAX_SCHEMA_BYTES))]
 
@@ -234,26 +231,17 @@ class LoginRequest(RequestModel):
     code: Annotated[str, Field(pattern=f"^{LOGIN.pattern}$", examples=["hl_" + "A" * 43])]
 
 
-class LeaseItem(RequestModel):
-    """A lease: its batch, and its token as proof."""
-
-    batch: Annotated[StrictInt, Field(ge=0, le=NUMBER_MAX)]
-    token: Annotated[str, Field(pattern=TOKEN_PATTERN, examples=["1.-42.7"])]
-
-    def lease_ref(self, cipher: TenantCipher) -> LeaseRef:
-        return LeaseRef(cipher.reveal(self.batch), read_token(self.token, cipher))
-
-
 class LeasesRequest(RequestModel):
     worker: Worker
-    leases: Annotated[list[LeaseItem], Field(min_length=1, max_length=1_000, fail_fast=True)]
+    leases: Annotated[list[SealedLease], Field(min_length=1, max_length=1_000, fail_fast=True)]
 
 
 class ReleaseRequest(LeasesRequest):
     detail: Annotated[str, Field(max_length=1_000), AfterValidator(printable)] | None = None
 
 
-class SettlementItem(LeaseItem):
+class SettlementItem(RequestModel):
+    lease: SealedLease
     outcome: Literal["completed", "failed"]
     result: Json = Field(None, description="Any JSON; only if completed.")
     failure: Annotated[str, Field(max_length=255)] | None = None
@@ -314,27 +302,3 @@ class WaitRequest(RequestModel):
         None, description="`mark` of the previous response: later submissions count."
     )
     seconds: Annotated[StrictFloat, Field(ge=0, le=MAX_WAIT_SECONDS, allow_inf_nan=False)] = 10.0
-
-
-def read_token(text: str, cipher: TenantCipher) -> Token:
-    """Parse a lease token; a token out of range becomes one that the engine refuses."""
-    epoch, nonce, number = (int(part) for part in text.split("."))
-    fits = epoch < _INT4 and -_INT8 <= nonce < _INT8 and number <= NUMBER_MAX
-    return Token(epoch, nonce, cipher.reveal(number)) if fits else Token(0, 0, 0)
-
-
-def write_token(token: Token, cipher: TenantCipher) -> str:
-    return f"{token.epoch}.{token.nonce}.{cipher.hide(token.number)}"
-
-
-def settlement(item: SettlementItem, result: str | None, cipher: TenantCipher) -> Settlement:
-    return Settlement(
-        cipher.reveal(item.batch),
-        read_token(item.token, cipher),
-        item.outcome,
-        result=result,
-        failure=item.failure,
-        detail=item.detail,
-        permanent=item.permanent,
-        after_seconds=item.after_seconds,
-    )

@@ -174,5 +174,6 @@ def _add_examples(operation: dict[str, Any], example: examples.Example) -> None:
         for media in operation["responses"][status].get("content", {}).values():
             media["example"] = value
     for parameter in operation.get("parameters", []):
-        if parameter["name"] in examples.PARAMETERS:
-            parameter["example"] = examples.PARAMETERS[parameter["name"]]
+        for name in (parameter["name"], f"{operation['operationId']}.{parameter['name']}"):
+            if name in examples.PARAMETERS:
+                parameter["example"] = examples.PARAMETERS[name]

@@ -12,9 +12,9 @@ from typing import Any, Final
 from helixqueue.service.openapi import letter_examples
 from helixqueue.service.openapi.fence_examples import (
     FENCE_CALL,
+    FENCE_DETAIL,
     FENCE_PARAMETERS,
     FENCE_PREVIEW,
-    FENCE_STEP,
     FENCED,
     RESOLVE,
 )
@@ -24,7 +24,7 @@ from helixqueue.service.openapi.proof_examples import KEYS, SEAL, SEAL_REQUEST
 
 _KEY = "v1:9b1f0f7c0f5a4f0d8f1b6f2f7c3d5e8a1b4c7d0e3f6a9b2c5d8e1f4a7b0c3d6e"
 _FINGERPRINT = "6f5d2b7e3f6c1f5e5d0a5c1b9a510c5a6f5d2b7e3f6c1f5e5d0a5c1b9a510c5a"
-_LEASE = "1.-8264017364455281934.7"  # not a real token
+_LEASE = "k7Qw" * 24  # not a real lease
 _CREATED = "2026-09-01T08:00:00Z"
 _CLAIMED = "2026-09-01T08:00:02Z"
 _ENDED = "2026-09-01T08:31:40Z"
@@ -35,16 +35,15 @@ _SUBMISSION = {"identity": "S-1", "payload": {"pod5": "a.pod5"}}
 _RECEIPT = {"batch_id": BATCH, "key": _KEY, "fingerprint": _FINGERPRINT}
 _SUBMITTED = {"decision": "new", "receipt": _RECEIPT, "state": "PENDING", "differs": []}
 _REASON = {"reason": "reads were contaminated"}
-_LEASES = {"worker": "gpu-1", "leases": [{"batch": 17, "token": _LEASE}]}
+_LEASES = {"worker": "gpu-1", "leases": [_LEASE]}
 _SETTLEMENT = {
-    "batch": 17,
-    "token": _LEASE,
+    "lease": _LEASE,
     "outcome": "completed",
     "result": {"reads": 4_180_332},
 }
 _WRITTEN = {"state": "RUNNING", "late": False, "mismatch": False}
-_WRITE = {"batch": 17, "answer": "ok", "owner": None, **_WRITTEN}
-_REFUSED = {"batch": 18, "answer": "refused", "owner": "gpu-2", **_WRITTEN}
+_WRITE = {"lease": _LEASE, "answer": "ok", "owner": None, **_WRITTEN}
+_REFUSED = {"lease": _LEASE[::-1], "answer": "refused", "owner": "gpu-2", **_WRITTEN}
 _BATCH = {
     "batch_id": BATCH,
     "key": _KEY,
@@ -258,7 +257,7 @@ OPERATIONS: Final[dict[str, Example]] = {
     "claim": Example(
         {
             "leases": [
-                {"batch": 17, "batch_id": BATCH, "key": _KEY, "token": _LEASE, "tenant": "lab",
+                {"lease": _LEASE, "batch_id": BATCH, "key": _KEY, "tenant": "lab",
                  "queue": "basecall", "identity": "S-1", "revision": "",
                  "payload": {"pod5": "a.pod5"}, "attempt": 1, "state": "RUNNING",
                  "deadline": "2026-09-01T08:02:02Z", "lease_seconds": 120.0},
@@ -304,10 +303,10 @@ OPERATIONS: Final[dict[str, Example]] = {
     "discard_letter": Example({"letter": 7, "answer": "ok"}, request=_REASON),
     **{name: Example(*pair) for name, pair in LEDGER_EXAMPLES.items()},
     "changes": Example(_CHANGE),
-    "list_fences": Example({"fences": [FENCED], "next": None}),
-    "show_fence": Example({**FENCED, "history": [FENCE_STEP]}),
-    "resolve_fence": Example({**FENCED, "actor": "ann", "reason": "resolved"}, request=RESOLVE),
-    "rehearse": Example({"calls": [FENCE_PREVIEW]}, request={"calls": [FENCE_CALL]}),
+    "list_fences": Example({"rows": [FENCED], "next": None}),
+    "show_fence": Example(FENCE_DETAIL),
+    "resolve_fence": Example(FENCE_DETAIL, request=RESOLVE),
+    "rehearse": Example({"rows": [FENCE_PREVIEW], "next": None}, request={"calls": [FENCE_CALL]}),
     "check": Example(
         {
             "ok": True,
@@ -372,7 +371,7 @@ OPERATIONS: Final[dict[str, Example]] = {
     "document": Example({"openapi": "3.1.0", "info": {"title": "HelixQueue"}, "paths": {}}),
 }  # fmt: skip
 
-# Examples of parameters, by name.
+# Examples of parameters, by name, or by operation and name.
 PARAMETERS: Final[dict[str, Any]] = {
     "queue": "basecall",
     "batch_id": BATCH,
@@ -390,7 +389,6 @@ PARAMETERS: Final[dict[str, Any]] = {
     "before": _LATER,
     "failure": "OutOfMemory",
     "limit": 50,
-    "behind": 0,
     "payload": True,
     "result": True,
     "count_to": 1_000,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from helixqueue.records.fence import MEANS
+
 FENCE: Final = "v1:4c0d9e1f6b2a7d5e8c3f0a9b4d1e6c7f2a5b8d0e3c6f9a1b4d7e0c3f6a9b2d5e"
 _CREATED = "2026-09-01T08:00:00Z"
 
@@ -13,7 +15,6 @@ FENCED: Final[dict[str, Any]] = {
     "name": "http /v1/queues/{queue}/batches",
     "identity": ["uploader", "upload-2026-09-01-S-1"],
     "state": "SEALED",
-    "means": "it took effect; send the same request again for its answer",
     "version": 2,
     "attempt": 1,
     "actor": "uploader",
@@ -22,13 +23,24 @@ FENCED: Final[dict[str, Any]] = {
     "first_at": _CREATED,
     "changed_at": _CREATED,
     "deadline": "2026-09-01T08:00:30Z",
-    "quiet_seconds": 90.0,
     "effect": None,
+    "form": "http",
+    "digest": "1b" * 32,
+    "answer_kept": True,
+    "answer_until": "2026-09-02T08:00:00Z",
+    "until": "2026-10-01T08:00:00Z",
+    "quiet_seconds": 90.0,
+    "fingerprint": "6f" * 32,
     "receipt": "r2:" + "5e" * 32,
+    "sealed_at": _CREATED,
+}
+FENCE_DETAIL: Final[dict[str, Any]] = {
+    **FENCED,
+    "means": MEANS["SEALED"],
     "receipt_document": {
         "tenant": "lab",
-        "name": "http /v1/queues/{queue}/batches",
-        "identity": ["uploader", "upload-2026-09-01-S-1"],
+        "name": FENCED["name"],
+        "identity": FENCED["identity"],
         "key": FENCE,
         "fingerprint": "6f" * 32,
         "effect": None,
@@ -38,18 +50,17 @@ FENCED: Final[dict[str, Any]] = {
         "sealed_at": "2026-09-01T08:00:00.000000Z",
         "id": "r2:" + "5e" * 32,
     },
-    "answer_kept": True,
-    "answer_until": "2026-09-02T08:00:00Z",
-    "until": "2026-10-01T08:00:00Z",
-}
-FENCE_STEP: Final[dict[str, Any]] = {
-    "at": _CREATED,
-    "what": "claimed",
-    "from_state": None,
-    "to_state": "EFFECT_STARTED",
-    "attempt": 1,
-    "actor": "uploader",
-    "detail": None,
+    "history": [
+        {
+            "at": _CREATED,
+            "what": "claimed",
+            "from_state": None,
+            "to_state": "EFFECT_STARTED",
+            "attempt": 1,
+            "actor": "uploader",
+            "detail": None,
+        }
+    ],
 }
 RESOLVE: Final[dict[str, Any]] = {
     "reason": "found in the bank's ledger",
@@ -66,10 +77,10 @@ FENCE_CALL: Final[dict[str, Any]] = {
 FENCE_PREVIEW: Final[dict[str, Any]] = {
     "fence": FENCE,
     "decision": "repeated",
-    "means": "it was done, and its kept answer is given again",
+    "means": "the effect happened; the kept answer is returned",
 }
 FENCE_PARAMETERS: Final[dict[str, Any]] = {
     "fence": FENCE,
-    "fence_state": "IN_DOUBT",
-    "fence_name": FENCED["name"],
+    "list_fences.state": "SEALED",
+    "list_fences.name": FENCED["name"],
 }

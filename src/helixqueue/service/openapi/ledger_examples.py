@@ -58,12 +58,13 @@ _DELIVERED: Final = {
     "at": _AT,
     "violations": [],
     "position": _LATER,
+    "after": _POSITION,
 }
 _REASON: Final = {"reason": "the pager was down"}
 
 # Operation: response, request.
 LEDGER_EXAMPLES: Final[dict[str, tuple[Any, Any]]] = {
-    "list_ledgers": ({"ledgers": [_LEDGER]}, None),
+    "list_ledgers": ({"rows": [_LEDGER], "next": None}, None),
     "show_ledger": (_LEDGER, None),
     "declare_ledger": (_LEDGER, _RULES),
     "append_event": (_APPENDED, _EVENT),
@@ -79,11 +80,11 @@ LEDGER_EXAMPLES: Final[dict[str, tuple[Any, Any]]] = {
         },
         None,
     ),
-    "list_events": ({"events": [{**_STORED, "key": _KEY}]}, None),
-    "list_feeds": ({"feeds": [_FEED]}, None),
+    "list_events": ({"rows": [{**_STORED, "key": _KEY}], "next": _POSITION}, None),
+    "list_feeds": ({"rows": [_FEED], "next": None}, None),
     "show_feed": (_FEED, None),
     "declare_feed": (_FEED, {"ledger": "dispatch", "start": "beginning"}),
-    "read_feed": ({"position": _POSITION, "events": [_DELIVERED]}, None),
+    "read_feed": ({"rows": [_DELIVERED], "next": None}, None),
     "confirm_feed": ({"moved": True}, {"after": _POSITION, "to": _LATER, "count": 1}),
     "pause_feed": ({**_FEED, "paused": True}, _REASON),
     "resume_feed": (_FEED, _REASON),

@@ -14,6 +14,8 @@ from starlette.responses import Response
 from helixqueue.engine import calls, reads
 from helixqueue.errors import Conflict, InvalidIdentity, Refused
 from helixqueue.fence.http.asgi import header_values
+from helixqueue.log.lines import refused_fields
+from helixqueue.log.requests import RequestLog
 from helixqueue.operations import submit as submit_operation
 from helixqueue.operations.prepare import MAX_SOURCE_BYTES, refused_identity
 from helixqueue.records.submission import Source, Submission, Submitted
@@ -28,7 +30,6 @@ from helixqueue.service.models.requests import (
 )
 from helixqueue.service.principal import Principal
 from helixqueue.service.problems import no_such_batch, no_such_queue
-from helixqueue.service.request_log import RequestLog, refused_fields
 from helixqueue.service.routing import (
     PrincipalDep,
     QueueName,
@@ -188,7 +189,6 @@ async def note_refused(
     queue: QueueName,
     body: RefusedIdentitiesRequest,
     principal: PrincipalDep,
-    service: ServiceDep,
     request_log: RequestLogDep,
 ) -> None:
     """Operators find submissions that never arrived here. `raw` contains the bytes in hex."""
@@ -209,7 +209,6 @@ async def note_refused(
             actor=principal.grant.name,
         )
     )
-    service.principals.identity_log.add_refused(queue, refused_identities)
     for raw, why in refused_identities:
         request_log.add_step("submit", queue=queue, decision="refused", **refused_fields(raw, why))
 

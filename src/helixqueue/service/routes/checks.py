@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from fastapi import Query
 from pydantic import BaseModel
 
+from helixqueue.engine.cursors import after_number
 from helixqueue.ledger.fold import Kind
-from helixqueue.ledger.replay import document
-from helixqueue.operate.check import CheckResult, invariants
+from helixqueue.log.lines import masked
+from helixqueue.operate.check import invariants, report
+from helixqueue.records.parameter import Cursor
 from helixqueue.service.problems import Problem
-from helixqueue.service.request_log import masked
 from helixqueue.service.routing import PrincipalDep, ServiceDep, operation, router
-from helixqueue.service.tenant_cipher import NUMBER_MAX
 
 routes = router("checks")
 SKIPPED: Final = "needs the database owner: a token may not read the rows"
@@ -52,7 +52,7 @@ class ReplayResponse(BaseModel):
     retired: int
     violated: int
     violations: list[ViolationResponse]
-    next: int | None
+    next: str | None
 
 
 @routes.get(
@@ -68,7 +68,7 @@ async def check(
     invariant: Annotated[
         list[str] | None, Query(max_length=100, description="Names of invariants; default: all.")
     ] = None,
-) -> CheckResponse:
+) -> dict[str, Any]:
     """Runs in one snapshot, over the rows of the token's tenant, while work continues.
 
     Invariants over rows that only the database owner may read are skipped, with the reason. The
@@ -84,22 +84,11 @@ async def check(
             got=masked(unknown[0])[:60],
         )
     results = await service.check_jobs.check(principal, invariant)
-    return CheckResponse(
-        ok=all(result.count == 0 and not result.late for result in results),
-        every_tenant=False,
-        results=[
-            InvariantResponse(
-                **asdict(result) | {"skipped": _skipped(result)},
-                holds=result.holds,
-                late=result.late,
-            )
-            for result in results
-        ],
-    )
-
-
-def _skipped(result: CheckResult) -> str | None:
-    return result.skipped if result.late else result.skipped and SKIPPED
+    hidden = [
+        replace(result, skipped=SKIPPED) if result.skipped and not result.late else result
+        for result in results
+    ]
+    return report(hidden, every_tenant=False)
 
 
 @routes.get(
@@ -112,29 +101,16 @@ def _skipped(result: CheckResult) -> str | None:
 async def replay(
     principal: PrincipalDep,
     service: ServiceDep,
-    behind: Annotated[
-        int | None,
-        Query(ge=0, le=NUMBER_MAX, description="Start after it: `next` of the previous response."),
-    ] = None,
+    after: Annotated[Cursor | None, Query()] = None,
     limit: Annotated[
         int, Query(ge=0, le=VIOLATIONS_MAX, description="Maximum number of violations.")
     ] = 100,
-) -> ReplayResponse:
-    """Runs in a snapshot for a few seconds; pass `next` as `behind` until it is null.
+) -> dict[str, Any]:
+    """Runs in a snapshot for a few seconds; pass `next` as `after` until it is null.
 
     Each batch is compared separately, so all ranges together cover the ledger of the tenant.
     """
-    cipher = await principal.cipher()
-    after = 0 if behind is None else cipher.reveal(behind)
-    result = await service.check_jobs.replay(principal, after=after, limit=limit)
-    return ReplayResponse(
-        events=result.events,
-        batches=result.batches,
-        retired=result.retired,
-        violated=result.violated,
-        violations=[
-            ViolationResponse(**document(violation, entries=False))
-            for violation in result.violations
-        ],
-        next=None if result.stopped_at is None else cipher.hide(result.stopped_at),
-    )
+    start = after_number(await principal.open_cursor(after), 0)
+    result = await service.check_jobs.replay(principal, after=start, limit=limit)
+    stopped_at = None if result.stopped_at is None else str(result.stopped_at)
+    return result.document(entries=False) | {"next": await principal.seal_cursor(stopped_at)}

@@ -1,4 +1,4 @@
-"""Calls of workers: claim, start, renew, settle, release. A lease's token is its only proof.
+"""Calls of workers: claim, start, renew, settle, release. A sealed lease is its only proof.
 
 Each batch has its own answer: ok, repeat, refused (another worker owns it), busy or illegal. So a
 refused write is a 200 response that names the new owner, not an error.
@@ -9,21 +9,23 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from helixqueue.engine import calls, service_calls
 from helixqueue.identity import canonical_text
+from helixqueue.records.lease import LeaseRef, Settlement, WriteResult
 from helixqueue.service.models import leases as models
-from helixqueue.service.models import requests, responses
+from helixqueue.service.models import responses
 from helixqueue.service.models.requests import (
     ClaimLeasesRequest,
     ExpectRequest,
     HelloRequest,
     LeasesRequest,
     ReleaseRequest,
+    SettlementItem,
     SettleRequest,
     WaitRequest,
 )
@@ -39,13 +41,14 @@ from helixqueue.service.routing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from helixqueue.engine.service_calls import LeaseName
-    from helixqueue.records.lease import LeaseRef, Settlement, WriteResult
-    from helixqueue.service.tenant_cipher import TenantCipher
+    from helixqueue.postgres.call import Call
+    from helixqueue.service.tenant_cipher import OpenedLease, TenantCipher
 
 routes = hot_router("workers")
+Opened: TypeAlias = "dict[str, OpenedLease | None]"  # None: this tenant's key did not seal it
+UNKNOWN_LEASE: Final = WriteResult(0, "refused", None, None, late=False)
 EXPECT_SECONDS: Final = 60.0
 
 
@@ -86,11 +89,8 @@ async def claim(
     request_log.add(worker=body.worker, queue=body.queues)
     principal.require_queue(*body.queues)
     cipher = await principal.cipher()
-    settle = await service.compute.run_if_large(
-        body_bytes, principal.tenant, _settlements, body.settle, cipher
-    )
-    names = await _names(principal, service, settle)
-    settle = await check_results(principal, service.compute, settle, names, body_bytes)
+    opened = _open(principal, cipher, [item.lease for item in body.settle])
+    settle = await _settlements(principal, service, body.settle, opened, body_bytes)
     claim_call = partial(
         calls.claim,
         worker=body.worker,
@@ -104,13 +104,11 @@ async def claim(
     hints = service.claim_hints.of_worker(principal.tenant, body.worker)
     marks = hints.now(time.monotonic())
     claimed = await principal.execute(claim_call(hints=marks, settle=settle))
-    settled = claimed.settled
-    _log_writes("settle", settled, names, service, request_log)
+    answers = _answers("settle", opened, claimed.settled, service, request_log)
     if marks and not claimed.leases:
         # There may be work before the hints. Nothing was claimed, so the request id is unused.
         claimed = await principal.execute(claim_call())
     hints.learn(claimed.hints, short=len(claimed.leases) < body.count and not claimed.more)
-    service.lease_names.add(principal, claimed.leases)
     for row in claimed.leases:
         request_log.add_step(
             "claim", batch=row.batch_id, queue=row.queue, attempt=row.attempt, decision="ok"
@@ -119,7 +117,7 @@ async def claim(
     return responses.json_response(
         {
             "leases": [models.lease(row, cipher) for row in claimed.leases],
-            "settled": [row.model_dump() for row in models.lease_writes(settled, cipher)],
+            "settled": [answer.model_dump() for answer in answers],
             "more": claimed.more,
         }
     )
@@ -135,13 +133,7 @@ async def start(
     body: LeasesRequest, principal: PrincipalDep, service: ServiceDep, request_log: RequestLogDep
 ) -> models.LeaseWritesResponse:
     """Each answer is ok, repeat, refused (with the current owner), busy or illegal."""
-    request_log.add(worker=body.worker)
-    cipher = await principal.cipher()
-    leases = [item.lease_ref(cipher) for item in body.leases]
-    names = await _names(principal, service, leases)
-    writes = await principal.execute(calls.start(worker=body.worker, leases=leases))
-    _log_writes("start", writes, names, service, request_log)
-    return models.LeaseWritesResponse(answers=models.lease_writes(writes, cipher))
+    return await _write(calls.start, body, principal, service, request_log)
 
 
 @routes.post(
@@ -157,13 +149,7 @@ async def renew(
 
     A batch that is being settled has the answer `busy`; renew it again.
     """
-    request_log.add(worker=body.worker)
-    cipher = await principal.cipher()
-    leases = [item.lease_ref(cipher) for item in body.leases]
-    names = await _names(principal, service, leases)
-    writes = await principal.execute(calls.renew(worker=body.worker, leases=leases))
-    _log_writes("renew", writes, names, service, request_log)
-    return models.LeaseWritesResponse(answers=models.lease_writes(writes, cipher))
+    return await _write(calls.renew, body, principal, service, request_log)
 
 
 @routes.post(
@@ -188,14 +174,11 @@ async def settle(
     """
     request_log.add(worker=body.worker)
     cipher = await principal.cipher()
-    settlements = await service.compute.run_if_large(
-        body_bytes, principal.tenant, _settlements, body.settlements, cipher
-    )
-    names = await _names(principal, service, settlements)
-    settlements = await check_results(principal, service.compute, settlements, names, body_bytes)
+    opened = _open(principal, cipher, [item.lease for item in body.settlements])
+    settlements = await _settlements(principal, service, body.settlements, opened, body_bytes)
     writes = await principal.execute(calls.settle(worker=body.worker, settlements=settlements))
-    _log_writes("settle", writes, names, service, request_log)
-    return models.LeaseWritesResponse(answers=models.lease_writes(writes, cipher))
+    answers = _answers("settle", opened, writes, service, request_log)
+    return models.LeaseWritesResponse(answers=answers)
 
 
 @routes.post(
@@ -208,15 +191,8 @@ async def release(
     body: ReleaseRequest, principal: PrincipalDep, service: ServiceDep, request_log: RequestLogDep
 ) -> models.LeaseWritesResponse:
     """For a worker that shuts down or cannot do the work; the batch is claimable at once."""
-    request_log.add(worker=body.worker)
-    cipher = await principal.cipher()
-    leases = [item.lease_ref(cipher) for item in body.leases]
-    names = await _names(principal, service, leases)
-    writes = await principal.execute(
-        calls.release(worker=body.worker, leases=leases, detail=body.detail)
-    )
-    _log_writes("release", writes, names, service, request_log)
-    return models.LeaseWritesResponse(answers=models.lease_writes(writes, cipher))
+    call = partial(calls.release, detail=body.detail)
+    return await _write(call, body, principal, service, request_log)
 
 
 @routes.post(
@@ -278,52 +254,103 @@ async def _subscribe(
         service.wakeups.listen(principal.tenant, dict(zip(queues, channels, strict=True)))
 
 
-async def _names(
-    principal: PrincipalDep, service: ServiceDep, leases: Sequence[LeaseRef | Settlement]
-) -> Mapping[int, LeaseName | None]:
-    """The names of leases; a token for some queues may not touch leases of others."""
-    names = await service.lease_names.get(principal, leases)
-    principal.require_queue(*(name.queue for name in names.values() if name is not None))
-    return names
+def _open(principal: PrincipalDep, cipher: TenantCipher, leases: Iterable[str]) -> Opened:
+    """Open leases; a token for some queues may not touch leases of others."""
+    opened = {lease: cipher.open_lease(lease) for lease in leases}
+    principal.require_queue(*{lease.queue for lease in opened.values() if lease is not None})
+    return opened
 
 
-def _settlements(
-    items: Sequence[requests.SettlementItem], cipher: TenantCipher
-) -> list[Settlement]:
-    return [
-        requests.settlement(
-            item, canonical_text(item.result) if _has_result(item) else None, cipher
-        )
-        for item in items
-    ]
-
-
-def _has_result(item: requests.SettlementItem) -> bool:
-    """A null result is a result; a missing one is not."""
-    return item.outcome == "completed" and "result" in item.model_fields_set
-
-
-def _log_writes(
-    verb: str,
-    writes: Sequence[WriteResult],
-    names: Mapping[int, LeaseName | None],
+async def _write(
+    call: Callable[..., Call[list[WriteResult]]],
+    body: LeasesRequest,
+    principal: PrincipalDep,
     service: ServiceDep,
     request_log: RequestLogDep,
-) -> None:
-    """Log and count each write, above all refusals with both workers."""
-    for write in writes:
+) -> models.LeaseWritesResponse:
+    request_log.add(worker=body.worker)
+    opened = _open(principal, await principal.cipher(), body.leases)
+    leases = [LeaseRef(lease.batch, lease.token) for lease in opened.values() if lease is not None]
+    writes = await principal.execute(call(worker=body.worker, leases=leases))
+    answers = _answers(request_log.operation, opened, writes, service, request_log)
+    return models.LeaseWritesResponse(answers=answers)
+
+
+async def _settlements(
+    principal: PrincipalDep,
+    service: ServiceDep,
+    items: Sequence[SettlementItem],
+    opened: Opened,
+    body_bytes: int,
+) -> list[Settlement]:
+    """The settlements of opened leases; a result that breaks its schema becomes a failure."""
+    settlements = await service.compute.run_if_large(
+        body_bytes, principal.tenant, _read_settlements, items, opened
+    )
+    queues = {lease.batch: lease.queue for lease in opened.values() if lease is not None}
+    return await check_results(principal, service.compute, settlements, queues, body_bytes)
+
+
+def _read_settlements(items: Sequence[SettlementItem], opened: Opened) -> list[Settlement]:
+    settlements = []
+    for item in items:
+        lease = opened[item.lease]
+        if lease is not None:
+            # A null result is a result; a missing one is not.
+            has_result = item.outcome == "completed" and "result" in item.model_fields_set
+            settlements.append(
+                Settlement(
+                    lease.batch,
+                    lease.token,
+                    item.outcome,
+                    result=canonical_text(item.result) if has_result else None,
+                    failure=item.failure,
+                    detail=item.detail,
+                    permanent=item.permanent,
+                    after_seconds=item.after_seconds,
+                )
+            )
+    return settlements
+
+
+def _answers(
+    verb: str,
+    opened: Opened,
+    writes: Iterable[WriteResult],
+    service: ServiceDep,
+    request_log: RequestLogDep,
+) -> list[models.LeaseWriteResponse]:
+    """Count and log each write, above all refusals with both workers.
+
+    A lease that could not be opened is refused, as the engine refuses an unknown one.
+    """
+    texts = {lease.batch: text for text, lease in opened.items() if lease is not None}
+    written = [(texts[write.batch], write) for write in writes]
+    written += [(text, UNKNOWN_LEASE) for text, lease in opened.items() if lease is None]
+    for text, write in written:
+        lease = opened[text]
         service.metrics.count_worker_write(verb, write.answer)
-        name = names.get(write.batch)
         request_log.add_step(
             verb,
-            batch=write.batch if name is None else name.batch_id,
-            queue=None if name is None else name.queue,
-            run=None if name is None else name.run,
-            attempt=None if name is None else name.attempt,
+            batch=None if lease is None else lease.batch_id,
+            queue=None if lease is None else lease.queue,
+            attempt=None if lease is None else lease.attempt,
             conflicting_worker=write.owner if write.answer == "refused" else None,
             decision=write.answer,
             state=None if write.state is None else write.state.value,
             mismatch=write.mismatch or None,
         )
-    if writes:
-        request_log.add(decision=sorted({write.answer for write in writes}), count=len(writes))
+    if written:
+        words = sorted({write.answer for _, write in written})
+        request_log.add(decision=words, count=len(written))
+    return [
+        models.LeaseWriteResponse(
+            lease=text,
+            answer=write.answer,
+            owner=write.owner,
+            state=write.state,
+            late=write.late,
+            mismatch=write.mismatch,
+        )
+        for text, write in written
+    ]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, key_bytes
 from helixqueue.records.batch import ActionResult
-from helixqueue.records.lease import ClaimResult, LeaseRow, Token, WriteResult
+from helixqueue.records.lease import ClaimResult, LeaseRow, SealedToken, WriteResult
 from helixqueue.records.submission import Receipt, SubmittedRow
 from helixqueue.states import State
 from helixqueue.transport.http.call import HttpCall, at, post, to_json, unless
@@ -215,13 +216,13 @@ def claim(
     if lease_seconds is not None:
         document["lease_seconds"] = lease_seconds
     body = to_json(document)[:-1] + b',"settle":[' + _settlements(settle) + b"]}"
-    return post(at("work", "claim"), body, _read_claimed)
+    return post(at("work", "claim"), body, partial(_read_claimed, settle))
 
 
-def _read_claimed(document: dict[str, Any]) -> ClaimResult:
+def _read_claimed(settle: Sequence[Settlement], document: dict[str, Any]) -> ClaimResult:
     return ClaimResult(
         tuple(_read_lease(item) for item in document["leases"]),
-        tuple(_read_answer(item) for item in document["settled"]),
+        tuple(_read_answers("settled", settle, document)),
         more=document["more"],
     )
 
@@ -230,8 +231,8 @@ def _read_lease(document: dict[str, Any]) -> LeaseRow:
     identity = document["identity"]
     version, _, digest = document["key"].partition(":")
     return LeaseRow(
-        document["batch"],
-        Token(*(int(part) for part in document["token"].split("."))),
+        UUID(document["batch_id"]).int,
+        SealedToken(document["lease"]),
         bytes([int(version[1:])]) + bytes.fromhex(digest),
         document["tenant"],
         document["queue"],
@@ -263,15 +264,15 @@ def release(
 def _hold(
     verb: str, worker: str, leases: Sequence[LeaseRef], **more: str
 ) -> HttpCall[list[WriteResult]]:
-    rows = [{"batch": lease.batch, "token": write_token(lease.token)} for lease in leases]
-    return post(at("work", verb), {"worker": worker, "leases": rows, **more}, _read_answers)
+    body = {"worker": worker, "leases": [_text(lease) for lease in leases], **more}
+    return post(at("work", verb), body, partial(_read_answers, "answers", leases))
 
 
 def settle(*, worker: str, settlements: Sequence[Settlement]) -> HttpCall[list[WriteResult]]:
     body = (
         to_json({"worker": worker})[:-1] + b',"settlements":[' + _settlements(settlements) + b"]}"
     )
-    return post(at("work", "settle"), body, _read_answers)
+    return post(at("work", "settle"), body, partial(_read_answers, "answers", settlements))
 
 
 def _settlements(settlements: Sequence[Settlement]) -> bytes:
@@ -280,8 +281,7 @@ def _settlements(settlements: Sequence[Settlement]) -> bytes:
 
 def write_settlement(item: Settlement) -> bytes:
     document: dict[str, Any] = {
-        "batch": item.batch,
-        "token": write_token(item.token),
+        "lease": _text(item),
         "outcome": item.outcome,
     }
     for name in ("failure", "detail", "after_seconds"):
@@ -296,19 +296,28 @@ def write_settlement(item: Settlement) -> bytes:
     return to_json(document)[:-1] + b',"result":' + item.result.encode() + b"}"
 
 
-def _read_answers(document: dict[str, Any]) -> list[WriteResult]:
-    return [_read_answer(item) for item in document["answers"]]
+def _read_answers(
+    member: str, leases: Sequence[LeaseRef | Settlement], document: dict[str, Any]
+) -> list[WriteResult]:
+    batches = {_text(lease): lease.batch for lease in leases}
+    return [
+        WriteResult(
+            batches[item["lease"]],
+            item["answer"],
+            item["owner"],
+            read_state(item["state"]),
+            item["late"],
+            item["mismatch"],
+        )
+        for item in document[member]
+    ]
 
 
-def _read_answer(document: dict[str, Any]) -> WriteResult:
-    return WriteResult(
-        document["batch"],
-        document["answer"],
-        document["owner"],
-        read_state(document["state"]),
-        document["late"],
-        document["mismatch"],
-    )
+def _text(lease: LeaseRef | Settlement) -> str:
+    """A lease as its claim returned it."""
+    if not isinstance(lease.token, SealedToken):
+        raise Refused("expected a lease that was claimed over HTTP, got one of a database")
+    return lease.token.text
 
 
 def hello(*, worker: str, report: dict[str, Any]) -> HttpCall[None]:
@@ -335,10 +344,6 @@ def wait(
         lambda document: (document["woken"], document["mark"]),
         seconds=seconds,
     )
-
-
-def write_token(token: Token) -> str:
-    return f"{token.epoch}.{token.nonce}.{token.number}"
 
 
 def read_state(word: str | None) -> State | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_origin
 from urllib.parse import quote, urlencode
 
 from helixqueue.errors import Unavailable
+from helixqueue.records.parameter import ABSENT
 from helixqueue.records.submission import Accepted
 from helixqueue.transport.http.call import HttpCall, Reply, to_json
 from helixqueue.transport.http.calls import read_submitted
@@ -23,7 +24,11 @@ T = TypeVar("T")
 
 
 def request_of(operation: Operation[..., T], values: dict[str, Any]) -> HttpCall[T]:
-    named = {name: _plain(value) for name, value in values.items() if value is not None}
+    named = {
+        name: _plain(value)
+        for name, value in values.items()
+        if value is not None or operation.parameters[name].default is ABSENT
+    }
     in_path = {name: named.pop(name) for name in list(named) if operation.parameters[name].in_path}
     path = operation.path.format(
         **{name: quote(str(value), safe="") for name, value in in_path.items()}
@@ -36,7 +41,7 @@ def request_of(operation: Operation[..., T], values: dict[str, Any]) -> HttpCall
         return answer
 
     if operation.method == "GET":
-        query = urlencode(named)
+        query = urlencode(named, doseq=True)
         return HttpCall("GET", f"{path}?{query}" if query else path, read)
     key = f'"{uuid.uuid4()}"' if operation.fenced else None
     return HttpCall(operation.method, path, read, to_json(named), key)
@@ -75,6 +80,9 @@ def _with_any_word(schema: Any) -> Any:
     if isinstance(schema, dict):
         if schema.get("type") == "literal":
             return {"type": "str"}
+        if schema.get("type") == "enum":
+            choices = [schema, {"type": "str"}]
+            return {"type": "union", "mode": "left_to_right", "choices": choices}
         return {name: _with_any_word(part) for name, part in schema.items()}
     if isinstance(schema, list):
         return [_with_any_word(part) for part in schema]

@@ -15,9 +15,14 @@ from helixqueue.errors import (
     InvalidPayload,
     NameTaken,
     NoResult,
+    NoSuchEntity,
+    NoSuchFeed,
+    NoSuchFence,
+    NoSuchLedger,
     NoSuchLetter,
     NoSuchQueue,
     NoSuchToken,
+    NotInDoubt,
     NotPermitted,
     QueueClosed,
     QueueNotEmpty,
@@ -110,8 +115,9 @@ def _invalid_identity(message: str, document: dict[str, Any], _: float | None) -
 _PLAIN: Final[dict[str, type[HelixError]]] = {
     error.kind: error
     for error in (
-        IllegalTransition, NameTaken, NoSuchLetter, NoSuchQueue, NoSuchToken, NotPermitted,
-        QueueClosed, QueueNotEmpty, Retryable, SchemaMismatch,
+        IllegalTransition, NameTaken, NoSuchEntity, NoSuchFeed, NoSuchFence, NoSuchLedger,
+        NoSuchLetter, NoSuchQueue, NoSuchToken, NotPermitted, QueueClosed, QueueNotEmpty,
+        Retryable, SchemaMismatch,
     )
 }  # fmt: skip
 # Errors with more arguments, and kinds that share an error; all others are plain refusals.
@@ -126,6 +132,9 @@ _ERRORS: Final[dict[str, Callable[[str, dict[str, Any], float | None], HelixErro
     ),
     "no-result": lambda message, document, _: NoResult(
         message, state=str(document.get("state")), failure=document.get("failure")
+    ),
+    "not-in-doubt": lambda message, document, _: NotInDoubt(
+        message, state=str(document.get("state")), version=int(document.get("version") or 0)
     ),
     "in-progress": lambda message, _, after: InProgress(message, retry_after=after or 1.0),
     "in-doubt": lambda message, document, after: InDoubt(

@@ -113,7 +113,7 @@ class HttpTransport:
         batch_id = lease.batch_id
         events = (await self._run(reads.events(ids=[batch_id])))[batch_id]
         return any(
-            event.reason in {"completed", "failed"} and event.number == lease.token.number
+            event.reason in {"completed", "failed"} and event.attempt == lease.attempt
             for event in events
         )
 

@@ -2,23 +2,17 @@
 
 A search for a batch id finds its history: submitted, claimed, settled, refused, each line with the
 id of its request. Only the fields listed here are written, never a body, a header or a query.
-Values that look like secrets are masked: a client may send a token as the name of a worker.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import time
-import traceback
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 import orjson
 
-from helixqueue.engine.tokens import LOGIN, TOKEN
-from helixqueue.json_log import JsonFormatter, level_name
+from helixqueue.log.lines import PLAIN_TYPES, bounded, head, loggable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,29 +27,8 @@ FIELDS: Final = (
 _FIELDS: Final = frozenset(FIELDS)
 # Fields of the request that every step line repeats.
 _COMMON_FIELDS: Final[tuple[str, ...]] = ("tenant", "token", "worker")
-_PLAIN_TYPES: Final = frozenset({bool, int, float, UUID})
-_LISTS: Final = (list, tuple, set, frozenset)
-MAX_CHARS: Final = 300
 NO_ROUTE: Final = "(none)"
 SCOPE_KEY: Final = "helixqueue.request_log"
-_URL_PASSWORD: Final = re.compile(r"(://[^/\s:@]*:)[^@\s]+@")
-
-
-def _mask_url_password(run: re.Match[str]) -> str:
-    text = run[0]
-    return _URL_PASSWORD.sub(r"\1(masked)@", text) if text.endswith("@") else text
-
-
-# Patterns of secrets, and their replacements.
-_SECRETS: Final = (
-    (TOKEN, "hx_(masked)"),
-    (LOGIN, "hl_(masked)"),
-    # Up to each @ by itself: without one, a search would read to the end again from every "://".
-    (re.compile(r"[^@\s]+@?"), _mask_url_password),
-    (re.compile(r"(password\s*=\s*)('[^']*'|[^\s\"']+)", re.IGNORECASE), r"\1(masked)"),
-)
-# Every secret contains one of these; a cheap test before the patterns.
-_MARKERS: Final = ("hx_", "hl_", "://", "assword", "ASSWORD")
 
 
 class RequestLog:
@@ -118,14 +91,10 @@ class RequestLog:
             level = logging.ERROR
         if not log.isEnabledFor(level):
             return
-        head: dict[str, Any] = {
-            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "level": level_name(level),
-            "request": self.request_id,
-        }
+        start = head(level) | {"request": self.request_id}
         if self._trace is not None:
-            head["trace"] = self._trace
-        lines = self._step_lines(head) if self._steps else []
+            start["trace"] = self._trace
+        lines = self._step_lines(start) if self._steps else []
         summary = {
             "operation": self.operation,
             "method": self.method,
@@ -133,78 +102,28 @@ class RequestLog:
             "status": status,
             "ms": round(self.seconds * 1000, 2),
         }
-        lines.append(orjson.dumps(head | summary | _loggable(self._fields)))
-        log.log(level, "%s", b"\n".join(lines).decode())
+        lines.append(orjson.dumps(start | summary | loggable(self._fields)))
+        log.log(level, "%s", b"\n".join(lines).decode(), extra={"event": None})
 
-    def _step_lines(self, head: dict[str, Any]) -> list[bytes]:
+    def _step_lines(self, start: dict[str, Any]) -> list[bytes]:
         common = {name: self._fields[name] for name in _COMMON_FIELDS if name in self._fields}
-        prefix = orjson.dumps(head | _loggable(common))[:-1] + b","
+        prefix = orjson.dumps(start | loggable(common))[:-1] + b","
         # The steps of a request have few different texts: each is masked once.
         texts: dict[str, Any] = {}
         lines = []
         for operation, fields, batch_ids in self._steps:
             line: dict[str, Any] = {"operation": operation}
             for name, value in fields.items():
-                if type(value) in _PLAIN_TYPES:
+                if type(value) in PLAIN_TYPES:
                     line[name] = value
                 elif type(value) is str:
-                    line[name] = texts.get(value) or texts.setdefault(value, _bounded(value))
+                    line[name] = texts.get(value) or texts.setdefault(value, bounded(value))
                 elif value is not None:
-                    line[name] = _bounded(value)
+                    line[name] = bounded(value)
             text = prefix + orjson.dumps(line)[1:]
             if batch_ids is None:
                 lines.append(text)
             else:
-                start = text[:-1].decode() + ',"batch":"'
-                lines.append((start + f'"}}\n{start}'.join(batch_ids) + '"}').encode())
+                row = text[:-1].decode() + ',"batch":"'
+                lines.append((row + f'"}}\n{row}'.join(batch_ids) + '"}').encode())
         return lines
-
-
-class MaskingFormatter(JsonFormatter):
-    """JSON lines, with secrets masked."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        # The request log has masked its fields, and may have a thousand lines.
-        return text if record.name == log.name else masked(text)
-
-
-def traceback_of(error: BaseException) -> str:
-    """The type and the stack, without the message: it may contain user data."""
-    lines = "".join(traceback.format_tb(error.__traceback__))
-    return masked(f"{type(error).__name__}\n{lines}")
-
-
-def masked(text: str) -> str:
-    if not any(marker in text for marker in _MARKERS):
-        return text
-    for secret, replacement in _SECRETS:
-        text = secret.sub(replacement, text)
-    return text
-
-
-def refused_fields(raw: bytes, reason: str) -> dict[str, str]:
-    """The fields of a refused identity: its bytes in hex, without secrets, and the reason."""
-    text = raw.decode("utf-8", "surrogateescape")
-    hidden = masked(text)
-    return {
-        "raw_hex": (raw if hidden == text else hidden.encode("utf-8", "surrogateescape")).hex(),
-        "reason": reason,
-    }
-
-
-def _loggable(fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value if type(value) in _PLAIN_TYPES else _bounded(value)
-        for name, value in fields.items()
-        if value is not None
-    }
-
-
-def _bounded(value: Any) -> Any:  # noqa: ANN401 - JSON
-    if isinstance(value, _LISTS):
-        return [_bounded(item) for item in list(value)[:20]]
-    # Masked before it is cut, because a cut secret no longer matches its pattern.
-    text = masked(str(value))[:MAX_CHARS]
-    # A lone surrogate cannot be encoded as UTF-8.
-    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
