@@ -8,6 +8,7 @@ from bisect import bisect_left
 
 import pytest
 
+from helixqueue import Machine
 from helixqueue.service.compute_threads import MAX_LOOP_BYTES, is_large
 from helixqueue.service.settings import MAX_ROWS
 from tests.support.service import Site, problem_kind
@@ -218,6 +219,24 @@ def test_longest_request_in_the_event_loop_does_not_stall_it(
     headers = {"Idempotency-Key": f"inline-request-{name}"} if has_key else {}
     stalls.service.longest_stall()
     post(submitter, f"{path}/{route}", body, status, **headers)
+    assert_no_stall(stalls)
+
+
+def test_longest_events_in_the_event_loop_do_not_stall_it(stalls, operator, submitter):
+    arrows = Machine({"REQUESTED": ["CONFIRMED"]}).arrows
+    machine = {kind: list(after) for kind, after in arrows.items()}
+    declared = operator.put("/v1/ledgers/long", json={"arrows": machine})
+    assert declared.status_code == 200, declared.text
+
+    def event(number):
+        entity = f" {number}{LONG[:160]}"
+        return f'{{"entity": "{entity}", "seq": 1, "kind": "REQUESTED", "payload": [1e-7]}}'
+
+    body = longest_inline('{"events": [', event, "]}", MAX_ROWS)
+    assert len(body) > MAX_LOOP_BYTES
+    stalls.service.longest_stall()
+    answers = post(submitter, "/v1/ledgers/long/chunks", body, 200).json()["appended"]
+    assert {answer["decision"] for answer in answers} == {"written"}
     assert_no_stall(stalls)
 
 

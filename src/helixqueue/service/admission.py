@@ -258,7 +258,7 @@ class _AdmittedRequest(Request):
         service: Service = self.scope["app"].state.service
         principal: Principal | None = self.scope.get(PRINCIPAL_KEY)
         tenant = None if principal is None else principal.tenant
-        return await service.compute.run_if_large(len(body), tenant, strict_json, body)
+        return await service.compute.run_if_large(body, tenant, strict_json, body)
 
 
 class _ResponseSender:

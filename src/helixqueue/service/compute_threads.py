@@ -32,7 +32,7 @@ SWITCH_SECONDS: Final = 0.001
 
 
 def is_large(body: bytes) -> bool:
-    """Whether reading a body, or preparing the submissions in it, would hold the event loop."""
+    """Whether reading a body, or preparing what is in it, would hold the event loop."""
     if len(body) <= MAX_LOOP_BYTES:
         return False
     if len(body) > MAX_PLAIN_LOOP_BYTES or not body.isascii() or b"\\" in body:
@@ -56,13 +56,13 @@ class ComputeThreads:
 
     async def run_if_large(
         self,
-        body_bytes: int,
+        body: bytes,
         tenant: str | None,
         function: Callable[..., T],
         *arguments: Any,  # noqa: ANN401 - of the function
     ) -> T:
-        """Run a function of a request body; here, if the body is small."""
-        if body_bytes <= MAX_LOOP_BYTES:
+        """Run a function of a request body; in the event loop, if the body is small."""
+        if not is_large(body):
             return function(*arguments)
         return await self.run(tenant, function, *arguments)
 

@@ -18,7 +18,6 @@ from starlette.responses import Response
 from helixqueue.errors import HelixError
 from helixqueue.log.requests import SCOPE_KEY
 from helixqueue.service.admission import BODY_KEY, PRINCIPAL_KEY, OperationRoute
-from helixqueue.service.compute_threads import is_large
 from helixqueue.service.errors import error_response
 from helixqueue.service.problems import Problem
 from helixqueue.service.strict_request import strict_json
@@ -34,7 +33,6 @@ _PROVIDED: Final[dict[str, Callable[[Scope, Receive], Any]]] = {
     "service": lambda scope, _: scope["app"].state.service,
     "request_log": lambda scope, _: scope[SCOPE_KEY],
     "raw_body": lambda scope, _: scope[BODY_KEY],
-    "body_bytes": lambda scope, _: len(scope[BODY_KEY]),
     "request": Request,
 }
 
@@ -80,9 +78,7 @@ class HotRoute(OperationRoute):
         body: bytes = scope[BODY_KEY]
         service: Service = scope["app"].state.service
         tenant = scope[PRINCIPAL_KEY].tenant
-        if not is_large(body):
-            return self._validated_body(body)
-        return await service.compute.run(tenant, self._validated_body, body)
+        return await service.compute.run_if_large(body, tenant, self._validated_body, body)
 
     def _validated_body(self, body: bytes) -> Any:  # noqa: ANN401 - of the body's type
         return _validate(self._body, strict_json(body), "body")

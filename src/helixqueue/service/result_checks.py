@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from helixqueue.errors import InvalidPayload
 from helixqueue.records.lease import Settlement
-from helixqueue.service.compute_threads import MAX_LOOP_BYTES
+from helixqueue.service.compute_threads import is_large
 from helixqueue.worker.outcomes import FailureClass, storable
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ async def check_results(
     compute: ComputeThreads,
     settlements: Sequence[Settlement],
     names: Mapping[int, str],
-    body_bytes: int,
+    body: bytes,
 ) -> list[Settlement]:
     """The settlements; those whose result breaks the schema as failures.
 
@@ -42,10 +42,10 @@ async def check_results(
             queues[settlement.batch] = known
     if not queues:
         return list(settlements)
-    is_short = body_bytes <= MAX_LOOP_BYTES and all(
-        known.has_compiled_result and known.checks_inline(body_bytes) for known in queues.values()
+    is_quick = not is_large(body) and all(
+        known.has_compiled_result and known.checks_inline(len(body)) for known in queues.values()
     )
-    if is_short:
+    if is_quick:
         return _checked(settlements, queues)
     return await compute.run(principal.tenant, _checked, settlements, queues)
 

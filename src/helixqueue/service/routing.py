@@ -43,15 +43,10 @@ async def _raw_body(request: Request) -> bytes:
     return body
 
 
-async def _body_bytes(request: Request) -> int:
-    return len(request.scope[BODY_KEY])
-
-
 PrincipalDep = Annotated[Principal, Depends(_principal)]
 ServiceDep = Annotated[Service, Depends(_service)]
 RequestLogDep = Annotated[RequestLog, Depends(_request_log)]
 RawBodyDep = Annotated[bytes, Depends(_raw_body)]
-BodyBytesDep = Annotated[int, Depends(_body_bytes)]
 QueueName = Annotated[
     str, Path(pattern=NAME_PATTERN, description="Name of the queue.", examples=["basecall"])
 ]

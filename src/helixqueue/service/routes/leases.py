@@ -31,8 +31,8 @@ from helixqueue.service.models.requests import (
 )
 from helixqueue.service.result_checks import check_results
 from helixqueue.service.routing import (
-    BodyBytesDep,
     PrincipalDep,
+    RawBodyDep,
     RequestLogDep,
     ServiceDep,
     hot_router,
@@ -79,7 +79,7 @@ async def claim(
     principal: PrincipalDep,
     service: ServiceDep,
     request_log: RequestLogDep,
-    body_bytes: BodyBytesDep,
+    raw_body: RawBodyDep,
 ) -> Response:
     """Returns at most `count` leases on batches that fit the free resources, each with its token.
 
@@ -90,7 +90,7 @@ async def claim(
     principal.require_queue(*body.queues)
     cipher = await principal.cipher()
     opened = _open(principal, cipher, [item.lease for item in body.settle])
-    settle = await _settlements(principal, service, body.settle, opened, body_bytes)
+    settle = await _settlements(principal, service, body.settle, opened, raw_body)
     claim_call = partial(
         calls.claim,
         worker=body.worker,
@@ -163,7 +163,7 @@ async def settle(
     principal: PrincipalDep,
     service: ServiceDep,
     request_log: RequestLogDep,
-    body_bytes: BodyBytesDep,
+    raw_body: RawBodyDep,
 ) -> models.LeaseWritesResponse:
     """A repeat has the answer `repeat`.
 
@@ -175,7 +175,7 @@ async def settle(
     request_log.add(worker=body.worker)
     cipher = await principal.cipher()
     opened = _open(principal, cipher, [item.lease for item in body.settlements])
-    settlements = await _settlements(principal, service, body.settlements, opened, body_bytes)
+    settlements = await _settlements(principal, service, body.settlements, opened, raw_body)
     writes = await principal.execute(calls.settle(worker=body.worker, settlements=settlements))
     answers = _answers("settle", opened, writes, service, request_log)
     return models.LeaseWritesResponse(answers=answers)
@@ -281,14 +281,14 @@ async def _settlements(
     service: ServiceDep,
     items: Sequence[SettlementItem],
     opened: Opened,
-    body_bytes: int,
+    raw_body: bytes,
 ) -> list[Settlement]:
     """The settlements of opened leases; a result that breaks its schema becomes a failure."""
     settlements = await service.compute.run_if_large(
-        body_bytes, principal.tenant, _read_settlements, items, opened
+        raw_body, principal.tenant, _read_settlements, items, opened
     )
     queues = {lease.batch: lease.queue for lease in opened.values() if lease is not None}
-    return await check_results(principal, service.compute, settlements, queues, body_bytes)
+    return await check_results(principal, service.compute, settlements, queues, raw_body)
 
 
 def _read_settlements(items: Sequence[SettlementItem], opened: Opened) -> list[Settlement]:

@@ -8,14 +8,14 @@ from fastapi import Path
 
 from helixqueue.operations import ledgers
 from helixqueue.records.ledger import Appended
-from helixqueue.service.compute_threads import MAX_LOOP_BYTES
+from helixqueue.service.compute_threads import is_large
 from helixqueue.service.models import ledgers as models
 from helixqueue.service.models.requests import NAME_PATTERN
 from helixqueue.service.principal import Principal
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import (
-    BodyBytesDep,
     PrincipalDep,
+    RawBodyDep,
     RequestLogDep,
     operation,
     router,
@@ -41,7 +41,7 @@ async def append_event(
     body: models.AppendRequest,
     principal: PrincipalDep,
     request_log: RequestLogDep,
-    body_bytes: BodyBytesDep,
+    raw_body: RawBodyDep,
 ) -> models.AppendedResponse:
     """The status is 200 for every decision: read `decision`.
 
@@ -50,7 +50,7 @@ async def append_event(
     """
     ledgers.require_all_queues(principal.operations)
     row = ledgers.prepare_event(body.event(), None)  # refuses an invalid event with its problem
-    [answer] = await _append(ledger, [body], principal, body_bytes)
+    [answer] = await _append(ledger, [body], principal, raw_body)
     request_log.add(ledger=ledger, decision=answer.decision)
     if answer.decision == "refused":
         raise Problem("refused", "; ".join(answer.rules), got=row.kind)
@@ -69,11 +69,11 @@ async def append_events(
     body: models.AppendManyRequest,
     principal: PrincipalDep,
     request_log: RequestLogDep,
-    body_bytes: BodyBytesDep,
+    raw_body: RawBodyDep,
 ) -> models.AppendManyResponse:
     """One answer per event, in the order of the request; an invalid event is `refused`."""
     ledgers.require_all_queues(principal.operations)
-    answers = await _append(ledger, body.events, principal, body_bytes)
+    answers = await _append(ledger, body.events, principal, raw_body)
     request_log.add(ledger=ledger, count=len(answers))
     return models.AppendManyResponse(
         appended=[models.appended(answer, values=principal.sees_payloads) for answer in answers]
@@ -84,11 +84,11 @@ async def _append(
     ledger: str,
     bodies: list[models.AppendRequest],
     principal: Principal,
-    body_bytes: int,
+    raw_body: bytes,
 ) -> list[Appended]:
     answers = await principal.run_steps(
         ledgers.append_many(principal.operations, ledger, [body.event() for body in bodies]),
-        in_thread=body_bytes > MAX_LOOP_BYTES,
+        in_thread=is_large(raw_body),
     )
     if all(answer.decision == "refused" for answer in answers):
         await principal.run_steps(ledgers.show_ledger(principal.operations, ledger))
