@@ -206,8 +206,8 @@ def open_target(*, as_owner: bool = False) -> Iterator[Target]:
             run = backend_of(client).run
             yield Target(run, http_calls, http_reads, HTTP_CALLS, is_service=True)
         return
-    from helixqueue.client.postgres_backend import POSTGRES_CALLS  # noqa: PLC0415 - the other
     from helixqueue.engine import calls  # noqa: PLC0415
+    from helixqueue.engine.call_set import POSTGRES_CALLS  # noqa: PLC0415 - the other
 
     with open_database(as_owner=as_owner) as database:
         yield Target(database.run, calls, reads, POSTGRES_CALLS, is_service=False)

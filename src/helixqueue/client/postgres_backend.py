@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from helixqueue.client.database_source import DatabaseSource, EmbeddedSource, ServerSource
 from helixqueue.client.settings import ResolvedSettings
-from helixqueue.engine import calls, ledgers, reads
+from helixqueue.engine.call_set import POSTGRES_CALLS
 from helixqueue.errors import Refused
 from helixqueue.operations.batches import Operations
-from helixqueue.operations.call_set import CallSet
 from helixqueue.operations.steps import Sleep, Step, run_steps, run_steps_async
 from helixqueue.postgres.caller_transaction import run_within, run_within_async
 from helixqueue.postgres.database import AsyncDatabase, Database
@@ -30,13 +29,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Connections of a worker besides its claim calls: presence, schemas, releases.
 MORE_CONNECTIONS = 2
-POSTGRES_CALLS = CallSet(
-    calls,
-    reads,
-    ledgers,
-    chunk_rows=calls.SUBMIT_ROWS_MAX,
-    chunk_chars=16 * 1024 * 1024,
-)
 
 
 class _PostgresBase:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 
 from helixqueue.engine import calls, letters
-from helixqueue.errors import HelixError, Refused, Unavailable
+from helixqueue.engine.call_set import POSTGRES_CALLS
+from helixqueue.errors import HelixError, NotPermitted, Refused, Unavailable
 from helixqueue.failpoints import failpoint
 from helixqueue.identity import key_bytes
 from helixqueue.intake.settings import EVERY_QUEUE
+from helixqueue.operations.batches import Operations
 from helixqueue.operations.message import (
     Poison,
     encode_fields,
     letter_of,
     poison_of,
+    poison_of_answer,
     read_message,
     vanished_letter,
 )
-from helixqueue.operations.prepare import KnownQueue, prepare
+from helixqueue.operations.prepare import prepare
+from helixqueue.operations.steps import Execute, run_steps
 from helixqueue.postgres.database import Database
 from helixqueue.postgres.sqlstate import translate
 from helixqueue.records.submission import Source, SubmissionRow
@@ -34,14 +38,14 @@ if TYPE_CHECKING:
     from helixqueue.intake.figures import IntakeCounters
     from helixqueue.intake.settings import IntakeSettings
     from helixqueue.intake.stream import Entry
+    from helixqueue.operations.prepare import KnownQueue
+    from helixqueue.operations.steps import Step
     from helixqueue.postgres.call import Call
     from helixqueue.records.letter import NewLetter
-    from helixqueue.records.submission import SubmittedRow
 
 T = TypeVar("T")
 LOG = logging.getLogger("helixqueue.intake")
 KIND: Final = "stream"
-REMEMBER_SECONDS: Final = 30.0
 STATEMENT_SECONDS: Final = 60.0
 
 
@@ -61,8 +65,12 @@ class ChunkWriter:
         self._settings = settings
         self._dsn = dsn
         self._database: Database | None = None
-        self._queues: dict[str, KnownQueue] = {}
-        self._actor = f"intake {settings.group}/{settings.consumer}"[:200]
+        self._operations = Operations(
+            POSTGRES_CALLS,
+            tenant=settings.tenant,
+            actor=f"intake {settings.group}/{settings.consumer}"[:200],
+            retry_seconds=0,
+        )
         self._await_until = time.monotonic() + settings.await_queues
 
     def close(self) -> None:
@@ -166,14 +174,15 @@ class ChunkWriter:
         return Source(KIND, self._settings.source_name, entry)
 
     def _known(self, name: str) -> KnownQueue | None:
-        known = self._queues.get(name)
-        now = time.monotonic()
-        if known is None or now - known.read_at > REMEMBER_SECONDS:
-            row = self.run(calls.queue(tenant=self._settings.tenant, queue=name))
-            if row is None:
-                return None
-            known = self._queues[name] = KnownQueue(row, None, now)
-        return known
+        try:
+            return run_steps(self._operations.known(name), self._perform)
+        except NotPermitted:
+            raise
+        except Refused:
+            return None
+
+    def _perform(self, step: Step) -> Any:  # noqa: ANN401 - the result of any call
+        return self.run(step.call) if isinstance(step, Execute) else time.sleep(step.seconds)
 
     def _submit(self, database: Database, queue: str, chunk: _SortedChunk) -> list[str]:
         rows = chunk.rows[queue]
@@ -183,12 +192,12 @@ class ChunkWriter:
                 queue=queue,
                 profile=chunk.profiles[queue],
                 rows=[row for _, row in rows],
-                actor=self._actor,
+                actor=self._operations.actor,
             )
         )
         for (entry, _), answer in zip(rows, answers, strict=True):
             if answer.decision not in {"new", "duplicate"}:
-                poison = _poison(answer, queue)
+                poison = poison_of_answer(answer, queue)
                 key = None if answer.receipt is None else key_bytes(answer.receipt.key)
                 body = encode_fields(entry.fields)
                 chunk.letters.append(letter_of(entry.id, body, poison, key))
@@ -207,7 +216,7 @@ class ChunkWriter:
             kind=KIND,
             name=self._settings.source_name,
             letters=new,
-            actor=self._actor,
+            actor=self._operations.actor,
             keep_seconds=self._settings.keep_letters,
         )
 
@@ -232,12 +241,3 @@ class ChunkWriter:
                     "tenant %s has no queue %s: its messages become dead letters",
                     self._settings.tenant, queue,
                 )  # fmt: skip
-
-
-def _poison(answer: SubmittedRow, queue: str) -> Poison:
-    if answer.decision == "conflict":
-        return Poison("conflict", "the identity was submitted with another payload", queue)
-    if answer.differs == ("source",):
-        return Poison("reused", "this entry id stood for other content before", queue)
-    note = answer.note or "refused"
-    return Poison("identity" if note.startswith("no identity") else "refused", note, queue)

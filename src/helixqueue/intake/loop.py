@@ -20,6 +20,7 @@ from helixqueue.failpoints import failpoint
 from helixqueue.intake.chunk import ChunkWriter
 from helixqueue.intake.figures import IntakeCounters, report_of
 from helixqueue.intake.stream import Claimed, RedisUnavailable, StreamConsumer
+from helixqueue.operations.chunks import chunks
 
 if TYPE_CHECKING:
     import threading
@@ -172,7 +173,7 @@ class Intake:
         self._unacknowledged += ids
 
     def _process(self, entries: Sequence[Entry]) -> None:
-        for chunk in _chunks(entries):
+        for chunk in chunks(entries, _size, size=CHUNK_BYTES):
             try:
                 self._until_written(partial(self._writer.write, chunk, self.counters, alone=False))
             except OUTAGE:
@@ -312,15 +313,5 @@ class Intake:
             LOG.info("the report was not stored: %s", error)
 
 
-def _chunks(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Cut entries so that one transaction has a limited number of bytes."""
-    chunks: list[list[Entry]] = []
-    size = CHUNK_BYTES
-    for entry in entries:
-        bytes_of = sum(len(name) + len(value) for name, value in entry.fields)
-        if size + bytes_of > CHUNK_BYTES:
-            chunks.append([])
-            size = 0
-        chunks[-1].append(entry)
-        size += bytes_of
-    return chunks
+def _size(entry: Entry) -> int:
+    return sum(len(name) + len(value) for name, value in entry.fields)

@@ -19,6 +19,8 @@ from helixqueue.records.submission import Submission
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from helixqueue.records.submission import SubmittedRow
+
 Fields = list[tuple[bytes, bytes]]
 _NAMED = frozenset(("queue", "identity", "sample_id", "payload", "revision", "priority"))
 MAX_DETAIL_CHARS = 2_000
@@ -78,6 +80,16 @@ def poison_of(error: Refused, queue: str | None) -> Poison:
     if isinstance(error, InvalidPayload):
         return Poison(_PAYLOAD_REASONS.get(error.code, "payload"), str(error), queue)
     return Poison("field", str(error), queue)
+
+
+def poison_of_answer(answer: SubmittedRow, queue: str) -> Poison:
+    """Turn the engine's refusal of a row into the reason of a letter."""
+    if answer.decision == "conflict":
+        return Poison("conflict", "the identity was submitted with another payload", queue)
+    if answer.differs == ("source",):
+        return Poison("reused", "this entry id stood for other content before", queue)
+    note = answer.note or "refused"
+    return Poison("identity" if note.startswith("no identity") else "refused", note, queue)
 
 
 def letter_of(source: str, body: bytes, poison: Poison, key: bytes | None = None) -> NewLetter:

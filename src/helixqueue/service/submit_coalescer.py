@@ -14,8 +14,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from helixqueue.client.postgres_backend import POSTGRES_CALLS
 from helixqueue.engine import calls
+from helixqueue.engine.call_set import POSTGRES_CALLS
 from helixqueue.errors import Refused
 from helixqueue.postgres.tenant_sessions import InvalidToken
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from helixqueue.errors import HelixError, NoSuchQueue
 from helixqueue.failpoints import failpoint
 from helixqueue.operations import queues
+from helixqueue.operations.chunks import chunks
 from helixqueue.transport.http import calls, reads
 from helixqueue.transport.http.connection import AsyncHttpConnection, ServiceAddress
 from helixqueue.transport.http.derived_calls import request_of
@@ -156,15 +157,9 @@ class HttpTransport:
 
 def _chunks(settlements: Sequence[Settlement]) -> Iterator[list[Settlement]]:
     """As many as one request may carry, by number and by size."""
-    chunk: list[Settlement] = []
-    chunk_bytes = 0
-    for settlement in settlements:
-        size = len(calls.write_settlement(settlement))
-        is_full = len(chunk) == calls.SETTLE_MAX or chunk_bytes + size > SETTLE_BYTES_MAX
-        if chunk and is_full:
-            yield chunk
-            chunk, chunk_bytes = [], 0
-        chunk.append(settlement)
-        chunk_bytes += size
-    if chunk:
-        yield chunk
+    return chunks(
+        settlements,
+        lambda settlement: len(calls.write_settlement(settlement)),
+        size=SETTLE_BYTES_MAX,
+        length=calls.SETTLE_MAX,
+    )
