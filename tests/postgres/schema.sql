@@ -1017,6 +1017,7 @@ ALTER FUNCTION helix.append_v1(p_tenant text, p_ledger text, p_actor text, p_ent
 
 CREATE FUNCTION helix.archive(p_limit integer) RETURNS integer
     LANGUAGE plpgsql
+    SET quote_all_identifiers TO 'off'
     AS $$
 declare
   v_from  bigint := (select d.mark from helix.duty d where d.duty = 'archive');
@@ -1142,7 +1143,9 @@ ALTER FUNCTION helix.audit_present() OWNER TO helix_engine;
 
 CREATE FUNCTION helix.audit_row() RETURNS trigger
     LANGUAGE plpgsql
+    SET extra_float_digits TO '1'
     SET "TimeZone" TO 'UTC'
+    SET "IntervalStyle" TO 'postgres'
     SET bytea_output TO 'hex'
     AS $$
 declare
@@ -1229,7 +1232,9 @@ ALTER FUNCTION helix.audited(p_row jsonb, p_columns text[]) OWNER TO helix_engin
 CREATE FUNCTION helix.audited_rows() RETURNS TABLE(name text, key jsonb, digest text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET extra_float_digits TO '1'
     SET "TimeZone" TO 'UTC'
+    SET "IntervalStyle" TO 'postgres'
     SET bytea_output TO 'hex'
     AS $$
 declare
@@ -1241,7 +1246,7 @@ begin
   end if;
   for v_trigger in
     select c.relname::text as name, c.oid::regclass as place,
-           string_to_array(encode(g.tgargs, 'escape'), '\000') as arguments
+           string_to_array(encode(g.tgargs, 'escape'), E'\\000') as arguments
     from pg_trigger g join pg_class c on c.oid = g.tgrelid
     where g.tgname = 'audit' and c.relnamespace = 'helix'::regnamespace
     order by c.relname
@@ -1609,7 +1614,7 @@ begin
       hint = 'Fingerprint a digest of it instead.';
   end if;
   -- Without an identity the key follows from the nonce: unique to this call, and found again by its repeat.
-  v_key := case when p_identity is null then '\x00'::bytea || sha256(int8send(p_nonce))
+  v_key := case when p_identity is null then E'\\x00'::bytea || sha256(int8send(p_nonce))
                 else helix.derive_fence_key(p_tenant, p_name, p_identity) end;
   select * into v_fence from helix.fence f where f.key = v_key;
   if v_fence.state = 'SEALED' and v_fence.until > clock_timestamp() then
@@ -2176,6 +2181,10 @@ CREATE FUNCTION helix.count_fences(p_from bigint, p_to bigint, p_lives bigint[] 
     SET enable_hashjoin TO 'on'
     SET enable_sort TO 'on'
     SET jit TO 'off'
+    SET extra_float_digits TO '1'
+    SET "TimeZone" TO 'UTC'
+    SET "IntervalStyle" TO 'postgres'
+    SET bytea_output TO 'hex'
     AS $$
 declare
   c_names constant integer := 100;
@@ -2202,7 +2211,7 @@ begin
       values ('helix_fence_calls_total', case d.kind when 'repeated' then 'duplicate' when 'expired' then 'duplicate'
                                          when 'mismatch' then 'conflict' else d.kind::text end, 1),
              ('helix_fence_conflict_differences_total', '',
-              case when d.kind = 'mismatch' then coalesce(substring(d.detail from '\d+')::int, 1) end)
+              case when d.kind = 'mismatch' then coalesce(substring(d.detail from E'\\d+')::int, 1) end)
       ) as c (metric, label, value)
     where d.xid >= p_from and d.xid < p_to and c.value is not null
       and (p_lives is null or d.life = any (p_lives))
@@ -2591,6 +2600,7 @@ ALTER FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor tex
 
 CREATE FUNCTION helix.delete_fences(p_keys bytea[]) RETURNS void
     LANGUAGE plpgsql
+    SET quote_all_identifiers TO 'off'
     AS $$
 declare
   v_lives bigint[] := array(select f.life from helix.fence f where f.key = any (p_keys));
@@ -2821,7 +2831,7 @@ ALTER FUNCTION helix.demand_tombstone() OWNER TO helix_engine;
 CREATE FUNCTION helix.derive_fence_key(p_tenant text, p_name text, p_identity text) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
-  select '\x01'::bytea || sha256('\x66656e6365'::bytea || helix.framed(p_tenant)
+  select E'\\x01'::bytea || sha256(E'\\x66656e6365'::bytea || helix.framed(p_tenant)
                                  || helix.framed(p_name) || helix.framed_identity(p_identity))
 $$;
 
@@ -3146,7 +3156,7 @@ ALTER FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, 
 CREATE FUNCTION helix.event_key(p_tenant text, p_ledger text, p_entity text, p_seq bigint, p_kind text, p_bound bytea) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
-  select case when p_bound = '' then '\x02'::bytea else '\x03'::bytea end
+  select case when p_bound = '' then E'\\x02'::bytea else E'\\x03'::bytea end
          || sha256(helix.framed(p_tenant) || helix.framed(p_ledger) || helix.framed_identity(p_entity)
                    || int8send(p_seq) || helix.framed(p_kind) || p_bound)
 $$;
@@ -3417,7 +3427,7 @@ ALTER FUNCTION helix.fence_differs(p_fence helix.fence, p_request text) OWNER TO
 CREATE FUNCTION helix.fence_receipt(p_tenant text, p_name text, p_identity text, p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea, p_first_at timestamp with time zone, p_sealed_at timestamp with time zone) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
-  select sha256('\x0272656365697074'::bytea || helix.framed(p_tenant) || helix.framed(p_name)
+  select sha256(E'\\x0272656365697074'::bytea || helix.framed(p_tenant) || helix.framed(p_name)
                 || helix.framed(coalesce(p_identity, '')) || p_key || p_fingerprint
                 || helix.framed(coalesce(p_effect, '')) || helix.framed(p_form) || p_digest
                 || timestamptz_send(p_first_at) || timestamptz_send(p_sealed_at))
@@ -3923,7 +3933,7 @@ CREATE FUNCTION helix.framed_identity(p_identity text) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
   select case when strpos(p_identity, E'\x1f') = 0
-              then '\x00000001'::bytea || int4send(octet_length(p_identity))
+              then E'\\x00000001'::bytea || int4send(octet_length(p_identity))
                    || convert_to(p_identity, 'UTF8')
               else helix.framed_parts(string_to_array(p_identity, E'\x1f')) end
 $$;
@@ -4077,7 +4087,9 @@ ALTER FUNCTION helix.hash_letter() OWNER TO helix_engine;
 
 CREATE FUNCTION helix.hash_row() RETURNS trigger
     LANGUAGE plpgsql
+    SET extra_float_digits TO '1'
     SET "TimeZone" TO 'UTC'
+    SET "IntervalStyle" TO 'postgres'
     SET bytea_output TO 'hex'
     AS $$
 begin
@@ -4467,7 +4479,7 @@ ALTER FUNCTION helix.key_text(p_key bytea) OWNER TO helix_engine;
 CREATE FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
-  select '\x01'::bytea
+  select E'\\x01'::bytea
          || sha256(p_scope || helix.framed_identity(p_identity) || helix.framed(p_revision))
 $$;
 
@@ -4784,7 +4796,9 @@ ALTER TABLE helix.dead_letter OWNER TO helix_owner;
 
 CREATE FUNCTION helix.letter_hash(p_letter helix.dead_letter) RETURNS bytea
     LANGUAGE plpgsql STABLE
+    SET extra_float_digits TO '1'
     SET "TimeZone" TO 'UTC'
+    SET "IntervalStyle" TO 'postgres'
     SET bytea_output TO 'hex'
     AS $$
 begin
@@ -4839,9 +4853,9 @@ declare
 begin
   return query
     select asked.id, found.id, found.queue, found.key::bytea
-    from (select u.id, '\x01'::bytea || substr(uuid_send(u.id), 1, 6) as least,
-                 '\x01'::bytea || substr(uuid_send(u.id), 1, 6)
-                 || '\xffffffffffffffffffffffffffffffffffffffffffffffffffff'::bytea as most
+    from (select u.id, E'\\x01'::bytea || substr(uuid_send(u.id), 1, 6) as least,
+                 E'\\x01'::bytea || substr(uuid_send(u.id), 1, 6)
+                 || E'\\xffffffffffffffffffffffffffffffffffffffffffffffffffff'::bytea as most
           from unnest(p_ids) as u (id) offset 0) asked
     -- In the order of the key and at most one: the planner takes the range for a two-hundredth of the
     -- table.
@@ -5173,8 +5187,8 @@ ALTER FUNCTION helix.new_finding(p_kind text, p_batch bigint, p_number bigint, p
 CREATE FUNCTION helix.new_secret_pads(OUT inner_pad bytea, OUT outer_pad bytea) RETURNS record
     LANGUAGE sql
     AS $$
-  select string_agg(set_byte('\x00'::bytea, 0, get_byte(k.key, n) # 54), ''::bytea order by n),
-         string_agg(set_byte('\x00'::bytea, 0, get_byte(k.key, n) # 92), ''::bytea order by n)
+  select string_agg(set_byte(E'\\x00'::bytea, 0, get_byte(k.key, n) # 54), ''::bytea order by n),
+         string_agg(set_byte(E'\\x00'::bytea, 0, get_byte(k.key, n) # 92), ''::bytea order by n)
   from (select uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
                || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) as key
         offset 0) k
@@ -6319,6 +6333,10 @@ CREATE FUNCTION helix.read_check_fences() RETURNS SETOF helix.violation
     SET work_mem TO '128MB'
     SET enable_nestloop TO 'off'
     SET jit TO 'off'
+    SET extra_float_digits TO '1'
+    SET "TimeZone" TO 'UTC'
+    SET "IntervalStyle" TO 'postgres'
+    SET bytea_output TO 'hex'
     AS $$
   with arrow (from_state, to_state, correction) as materialized (
     values (null, 'CLAIMED', false), (null, 'EFFECT_STARTED', false), ('CLAIMED', 'CLAIMED', false),
@@ -6515,6 +6533,10 @@ CREATE FUNCTION helix.read_check_records() RETURNS SETOF helix.violation
     SET work_mem TO '128MB'
     SET enable_nestloop TO 'off'
     SET jit TO 'off'
+    SET extra_float_digits TO '1'
+    SET "TimeZone" TO 'UTC'
+    SET "IntervalStyle" TO 'postgres'
+    SET bytea_output TO 'hex'
     AS $$
   -- name: record_edited
   -- promise: G3
@@ -6918,8 +6940,7 @@ CREATE FUNCTION helix.read_check_v1(p_set text) RETURNS TABLE(invariant text, vi
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET "TimeZone" TO 'UTC'
-    SET bytea_output TO 'hex'
-    AS $$
+    AS $$   -- of the times in witnesses
 declare
   v_hidden text[] := case when helix.session_tenants() is null then '{}' else '{entry,part}' end;
 begin
@@ -9810,7 +9831,9 @@ CREATE FUNCTION helix.seal_pages_v1(p_from bigint, p_to bigint) RETURNS SETOF he
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET work_mem TO '64MB'
     SET jit TO 'off'
+    SET extra_float_digits TO '1'
     SET "TimeZone" TO 'UTC'
+    SET "IntervalStyle" TO 'postgres'
     SET bytea_output TO 'hex'
     AS $$
 begin
@@ -9891,7 +9914,6 @@ CREATE FUNCTION helix.seal_witness_v1(p_kind text, p_from bigint, p_to bigint, p
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET jit TO 'off'
     SET "TimeZone" TO 'UTC'
-    SET bytea_output TO 'hex'
     AS $$
 begin
   perform helix.enter();
@@ -10099,6 +10121,10 @@ CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '5s'
+    SET extra_float_digits TO '1'
+    SET "TimeZone" TO 'UTC'
+    SET "IntervalStyle" TO 'postgres'
+    SET bytea_output TO 'hex'
     AS $$
 declare
   v_queue helix.queue;
@@ -10350,7 +10376,7 @@ ALTER FUNCTION helix.source_hash(p_tenant text, p_kind text, p_name text, p_id t
 CREATE FUNCTION helix.source_key(p_scope bytea, p_kind text, p_name text, p_id text) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
-  select '\x01'::bytea || sha256(p_scope || '\x00000000'::bytea || helix.framed(p_kind)
+  select E'\\x01'::bytea || sha256(p_scope || E'\\x00000000'::bytea || helix.framed(p_kind)
                                  || helix.framed(p_name) || helix.framed(p_id))
 $$;
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from helixqueue.embedded import Postgres
 from helixqueue.engine.migrate import migrate
-from helixqueue.operate.release import schema_objects
+from helixqueue.operate.release import fix_output, schema_objects
 from tests.support.database import Database
 
 ROOT = Path(__file__).parents[2]
@@ -50,8 +50,8 @@ def dump_schema(database):
 
 def expected_schema(database):
     """Return the objects of schema helix as JSON: kind, name, definition."""
-    with database.connect("helix_migrator") as connection:
-        connection.execute("set search_path = pg_catalog, pg_temp")
+    with database.connect("helix_migrator", autocommit=False) as connection:
+        fix_output(connection)
         objects = sorted(connection.execute(schema_objects().encode()).fetchall())
     # One object per line, so that a review sees which of them changed.
     return "[\n" + ",\n".join(json.dumps(row) for row in objects) + "\n]\n"

@@ -126,8 +126,7 @@ def check_within(
     selected = [
         invariant for invariant in invariants().values() if only is None or invariant.name in only
     ]
-    # The catalogues then show definitions with schema names, as in expected_schema.json.
-    connection.execute("set local search_path = pg_catalog, pg_temp")
+    release.fix_output(connection)
     for query, group in groupby(selected, lambda invariant: invariant.query):
         members = list(group)
         if progress is not None:

@@ -12,9 +12,12 @@ import re
 from functools import cache
 from importlib.resources import files
 from textwrap import dedent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from helixqueue.postgres.statements import parse_notes, statements
+
+if TYPE_CHECKING:
+    from psycopg import Connection
 
 _FUNCTION = re.compile(
     r"^create (?:or replace )?function helix\.(\w+)\((.*?)\bas \$\$(.*?)\$\$",
@@ -62,6 +65,16 @@ def definitions() -> dict[str, list[Any]]:
     }
 
 
+# What decides how PostgreSQL prints names and constants.
+_OUTPUT = b"""
+  set local search_path = pg_catalog, pg_temp;
+  set local quote_all_identifiers = off;
+  set local extra_float_digits = 1;
+  set local timezone = 'UTC';
+  set local datestyle = 'ISO, MDY';
+  set local intervalstyle = postgres;
+  set local bytea_output = hex;
+"""
 # Objects of the database that are not those of the release.
 _DIFFERING = """
   select coalesce(f.kind, r.kind) as kind, coalesce(f.name, r.name) as name,
@@ -76,6 +89,11 @@ _DIFFERING = """
     and not (r.name = 'batch.batch_identity_assigned' and f.kind is null
              and current_setting('server_version_num')::int < 170000)
 """
+
+
+def fix_output(connection: Connection[Any]) -> None:
+    """Let the catalogues print definitions as in expected_schema.json, in this transaction."""
+    connection.execute(_OUTPUT)
 
 
 def schema_objects() -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import Refused
 from helixqueue.fence.receipt import time_text
-from helixqueue.operate.release import schema_objects
+from helixqueue.operate.release import fix_output, schema_objects
 from helixqueue.operate.signed_series import SignedSeries, document_id
 from helixqueue.postgres.snapshot import snapshot
 from helixqueue.postgres.statements import sql_texts
@@ -71,7 +71,7 @@ def make_seal(
                 f"seal ended, got one at {to_xid}: an older state was restored; run helixq recover"
             )
         pages = read_pages(connection, from_xid, to_xid)
-        connection.execute("set local search_path = pg_catalog, pg_temp")
+        fix_output(connection)
         objects = sorted(connection.execute(schema_objects().encode()).fetchall())
     counts = dict(previous.counts) if previous is not None and continues else {}
     for page in pages:

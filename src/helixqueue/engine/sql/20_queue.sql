@@ -12,8 +12,8 @@ create table helix.secret (
 -- A new key: 64 bytes of the server's strong random source, as its two pads.
 create function helix.new_secret_pads(out inner_pad bytea, out outer_pad bytea)
 language sql volatile as $$
-  select string_agg(set_byte('\x00'::bytea, 0, get_byte(k.key, n) # 54), ''::bytea order by n),
-         string_agg(set_byte('\x00'::bytea, 0, get_byte(k.key, n) # 92), ''::bytea order by n)
+  select string_agg(set_byte(E'\\x00'::bytea, 0, get_byte(k.key, n) # 54), ''::bytea order by n),
+         string_agg(set_byte(E'\\x00'::bytea, 0, get_byte(k.key, n) # 92), ''::bytea order by n)
   from (select uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
                || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) as key
         offset 0) k

@@ -85,7 +85,7 @@ $$;
 create function helix.framed_identity(p_identity text) returns bytea
 language sql stable parallel safe as $$
   select case when strpos(p_identity, E'\x1f') = 0
-              then '\x00000001'::bytea || int4send(octet_length(p_identity))
+              then E'\\x00000001'::bytea || int4send(octet_length(p_identity))
                    || convert_to(p_identity, 'UTF8')
               else helix.framed_parts(string_to_array(p_identity, E'\x1f')) end
 $$;
@@ -93,7 +93,7 @@ $$;
 -- A key, where tenant and queue have been framed already: once for a thousand rows.
 create function helix.key_within(p_scope bytea, p_identity text, p_revision text)
 returns bytea language sql stable parallel safe as $$
-  select '\x01'::bytea
+  select E'\\x01'::bytea
          || sha256(p_scope || helix.framed_identity(p_identity) || helix.framed(p_revision))
 $$;
 
@@ -129,9 +129,9 @@ declare
 begin
   return query
     select asked.id, found.id, found.queue, found.key::bytea
-    from (select u.id, '\x01'::bytea || substr(uuid_send(u.id), 1, 6) as least,
-                 '\x01'::bytea || substr(uuid_send(u.id), 1, 6)
-                 || '\xffffffffffffffffffffffffffffffffffffffffffffffffffff'::bytea as most
+    from (select u.id, E'\\x01'::bytea || substr(uuid_send(u.id), 1, 6) as least,
+                 E'\\x01'::bytea || substr(uuid_send(u.id), 1, 6)
+                 || E'\\xffffffffffffffffffffffffffffffffffffffffffffffffffff'::bytea as most
           from unnest(p_ids) as u (id) offset 0) asked
     -- In the order of the key and at most one: the planner takes the range for a two-hundredth of the
     -- table.

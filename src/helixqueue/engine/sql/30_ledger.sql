@@ -166,13 +166,15 @@ create index decision_age on helix.decision (tenant, queue, at)
 create index decision_refused on helix.decision (tenant, queue, id) where kind = 'refused';
 
 -- Covers every column of such a row, so that an edit shows. The trigger fires for any writer; `check`
--- compares. JSON writes times and bytes according to settings of the session, so callers fix those.
+-- compares. JSON writes numbers, times, intervals and bytes as the session asks, so every function that turns a
+-- row into JSON has the same four settings.
 create function helix.row_hash(p_row jsonb) returns bytea
 language sql immutable parallel safe as $$
   select sha256(convert_to((p_row - 'hash')::text, 'UTF8'))
 $$;
 create function helix.hash_row() returns trigger
-language plpgsql set timezone = 'UTC' set bytea_output = 'hex' as $$
+language plpgsql
+set extra_float_digits = 1 set timezone = 'UTC' set intervalstyle = 'postgres' set bytea_output = 'hex' as $$
 begin
   new.hash := helix.row_hash(to_jsonb(new));
   return new;

@@ -39,7 +39,7 @@ $$;
 -- framed as a number of parts above zero, so no identity can have this key.
 create function helix.source_key(p_scope bytea, p_kind text, p_name text, p_id text)
 returns bytea language sql stable parallel safe as $$
-  select '\x01'::bytea || sha256(p_scope || '\x00000000'::bytea || helix.framed(p_kind)
+  select E'\\x01'::bytea || sha256(p_scope || E'\\x00000000'::bytea || helix.framed(p_kind)
                                  || helix.framed(p_name) || helix.framed(p_id))
 $$;
 

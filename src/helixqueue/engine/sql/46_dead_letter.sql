@@ -42,7 +42,8 @@ create table helix.dead_letter (
 );
 -- As helix.row_hash, without the text of a large body.
 create function helix.letter_hash(p_letter helix.dead_letter) returns bytea
-language plpgsql stable set timezone = 'UTC' set bytea_output = 'hex' as $$
+language plpgsql stable
+set extra_float_digits = 1 set timezone = 'UTC' set intervalstyle = 'postgres' set bytea_output = 'hex' as $$
 begin
   p_letter.body := null;
   return helix.row_hash(to_jsonb(p_letter));

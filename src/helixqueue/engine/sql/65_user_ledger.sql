@@ -103,7 +103,7 @@ $$;
 create function helix.event_key(
   p_tenant text, p_ledger text, p_entity text, p_seq bigint, p_kind text, p_bound bytea
 ) returns bytea language sql stable parallel safe as $$
-  select case when p_bound = '' then '\x02'::bytea else '\x03'::bytea end
+  select case when p_bound = '' then E'\\x02'::bytea else E'\\x03'::bytea end
          || sha256(helix.framed(p_tenant) || helix.framed(p_ledger) || helix.framed_identity(p_entity)
                    || int8send(p_seq) || helix.framed(p_kind) || p_bound)
 $$;

@@ -39,7 +39,8 @@ create function helix.set_queue_v1(
   p_stalled_after_seconds double precision default null, p_resubmit_failed text default null,
   p_reason text default null
 ) returns helix.queue
-language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s'
+set extra_float_digits = 1 set timezone = 'UTC' set intervalstyle = 'postgres' set bytea_output = 'hex' as $$
 declare
   v_queue helix.queue;
   v_class integer;

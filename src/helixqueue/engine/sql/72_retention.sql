@@ -99,9 +99,9 @@ $$;
 -- Empties the arrays of ledger entries whose batches are all retired; header and hash stay, so the chain
 -- stays verifiable. It scans the ledger in order, ten times p_limit entries per call, and starts over at its
 -- end.
--- guard_ledger allows this function by its name.
+-- guard_ledger allows this function by its name, which a session may have quoted.
 create function helix.archive(p_limit integer) returns integer
-language plpgsql as $$
+language plpgsql set quote_all_identifiers = off as $$
 declare
   v_from  bigint := (select d.mark from helix.duty d where d.duty = 'archive');
   v_read  bigint := helix.follow_ledger();   -- the counters have read the transactions below

@@ -203,7 +203,7 @@ create trigger hash_row before insert or update on helix.fence_decision
 -- The key of a fence: tenant, name and key parts, each prefixed with its length, like a batch's key.
 create function helix.derive_fence_key(p_tenant text, p_name text, p_identity text)
 returns bytea language sql stable parallel safe as $$
-  select '\x01'::bytea || sha256('\x66656e6365'::bytea || helix.framed(p_tenant)
+  select E'\\x01'::bytea || sha256(E'\\x66656e6365'::bytea || helix.framed(p_tenant)
                                  || helix.framed(p_name) || helix.framed_identity(p_identity))
 $$;
 
@@ -214,7 +214,7 @@ create function helix.fence_receipt(
   p_tenant text, p_name text, p_identity text, p_key bytea, p_fingerprint bytea, p_effect text,
   p_form text, p_digest bytea, p_first_at timestamptz, p_sealed_at timestamptz
 ) returns bytea language sql stable parallel safe as $$
-  select sha256('\x0272656365697074'::bytea || helix.framed(p_tenant) || helix.framed(p_name)
+  select sha256(E'\\x0272656365697074'::bytea || helix.framed(p_tenant) || helix.framed(p_name)
                 || helix.framed(coalesce(p_identity, '')) || p_key || p_fingerprint
                 || helix.framed(coalesce(p_effect, '')) || helix.framed(p_form) || p_digest
                 || timestamptz_send(p_first_at) || timestamptz_send(p_sealed_at))

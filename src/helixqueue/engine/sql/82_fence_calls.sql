@@ -2,8 +2,9 @@
 -- Every write carries the token of its claim. Every deadline uses the clock of the database.
 
 -- Deletes fences with their events and decisions: their keys are new again.
+-- guard_ledger allows this function by its name, which a session may have quoted.
 create function helix.delete_fences(p_keys bytea[]) returns void
-language plpgsql as $$
+language plpgsql set quote_all_identifiers = off as $$
 declare
   v_lives bigint[] := array(select f.life from helix.fence f where f.key = any (p_keys));
 begin
@@ -198,7 +199,7 @@ begin
       hint = 'Fingerprint a digest of it instead.';
   end if;
   -- Without an identity the key follows from the nonce: unique to this call, and found again by its repeat.
-  v_key := case when p_identity is null then '\x00'::bytea || sha256(int8send(p_nonce))
+  v_key := case when p_identity is null then E'\\x00'::bytea || sha256(int8send(p_nonce))
                 else helix.derive_fence_key(p_tenant, p_name, p_identity) end;
   select * into v_fence from helix.fence f where f.key = v_key;
   if v_fence.state = 'SEALED' and v_fence.until > clock_timestamp() then

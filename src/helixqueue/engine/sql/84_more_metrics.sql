@@ -7,7 +7,8 @@
 create function helix.count_fences(p_from bigint, p_to bigint, p_lives bigint[] default null) returns void
 language plpgsql
 set plan_cache_mode = force_custom_plan set enable_bitmapscan = on set enable_hashjoin = on
-set enable_sort = on set jit = off as $$
+set enable_sort = on set jit = off
+set extra_float_digits = 1 set timezone = 'UTC' set intervalstyle = 'postgres' set bytea_output = 'hex' as $$
 declare
   c_names constant integer := 100;
   v_calls jsonb;
@@ -33,7 +34,7 @@ begin
       values ('helix_fence_calls_total', case d.kind when 'repeated' then 'duplicate' when 'expired' then 'duplicate'
                                          when 'mismatch' then 'conflict' else d.kind::text end, 1),
              ('helix_fence_conflict_differences_total', '',
-              case when d.kind = 'mismatch' then coalesce(substring(d.detail from '\d+')::int, 1) end)
+              case when d.kind = 'mismatch' then coalesce(substring(d.detail from E'\\d+')::int, 1) end)
       ) as c (metric, label, value)
     where d.xid >= p_from and d.xid < p_to and c.value is not null
       and (p_lives is null or d.life = any (p_lives))

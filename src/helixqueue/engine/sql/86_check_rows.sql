@@ -275,7 +275,8 @@ $$;
 -- Records: refusals and decisions, each with a hash over its row; sources and dead letters.
 create function helix.read_check_records() returns setof helix.violation
 language sql stable
-set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
+set work_mem = '128MB' set enable_nestloop = off set jit = off
+set extra_float_digits = 1 set timezone = 'UTC' set intervalstyle = 'postgres' set bytea_output = 'hex' as $$
   -- name: record_edited
   -- promise: G3
   -- means: A refusal or a decision is not what was recorded: its hash does not match.

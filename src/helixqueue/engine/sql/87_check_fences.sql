@@ -4,7 +4,8 @@
 -- Compares each fence with its events.
 create function helix.read_check_fences() returns setof helix.violation
 language sql stable
-set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
+set work_mem = '128MB' set enable_nestloop = off set jit = off
+set extra_float_digits = 1 set timezone = 'UTC' set intervalstyle = 'postgres' set bytea_output = 'hex' as $$
   with arrow (from_state, to_state, correction) as materialized (
     values (null, 'CLAIMED', false), (null, 'EFFECT_STARTED', false), ('CLAIMED', 'CLAIMED', false),
            ('CLAIMED', 'EFFECT_STARTED', false), ('CLAIMED', 'SEALED', false), ('CLAIMED', 'RELEASED', false),
@@ -158,8 +159,7 @@ $$;
 create function helix.read_check_v1(p_set text)
 returns table (invariant text, violations bigint, witnesses jsonb)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
--- Hashes of rows are made from JSON, which formats times and bytes by these settings.
-set timezone = 'UTC' set bytea_output = 'hex' as $$
+set timezone = 'UTC' as $$   -- of the times in witnesses
 declare
   v_hidden text[] := case when helix.session_tenants() is null then '{}' else '{entry,part}' end;
 begin

@@ -2,8 +2,7 @@
 -- writes each change of the audited columns to helix.decision, where it is hashed, kept for ever and covered by
 -- seals. `check` compares each row with its last record, so an edit past the triggers shows.
 
--- The audited columns of a row. JSON writes times and bytes according to settings of the session, so callers
--- fix those.
+-- The audited columns of a row.
 create function helix.audited(p_row jsonb, p_columns text[]) returns jsonb
 language sql immutable parallel safe as $$
   select coalesce(jsonb_object_agg(c.name, p_row -> c.name), '{}') from unnest(p_columns) as c (name)
@@ -12,7 +11,8 @@ $$;
 -- Records the key of a row and the digest of its audited columns; a deleted row has no digest. The first
 -- argument of the trigger has the key's columns, the second the audited ones.
 create function helix.audit_row() returns trigger
-language plpgsql set timezone = 'UTC' set bytea_output = 'hex' as $$
+language plpgsql
+set extra_float_digits = 1 set timezone = 'UTC' set intervalstyle = 'postgres' set bytea_output = 'hex' as $$
 declare
   v_scope   text := current_setting('helix.scope', true);
   v_row     jsonb := case tg_op when 'DELETE' then to_jsonb(old) else to_jsonb(new) end;
@@ -70,7 +70,7 @@ $$;
 -- The rows of all audited tables: key and digest, never a column. For operators, who see every binding.
 create function helix.audited_rows() returns table (name text, key jsonb, digest text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set timezone = 'UTC' set bytea_output = 'hex' as $$
+set extra_float_digits = 1 set timezone = 'UTC' set intervalstyle = 'postgres' set bytea_output = 'hex' as $$
 declare
   v_trigger record;
 begin
@@ -80,7 +80,7 @@ begin
   end if;
   for v_trigger in
     select c.relname::text as name, c.oid::regclass as place,
-           string_to_array(encode(g.tgargs, 'escape'), '\000') as arguments
+           string_to_array(encode(g.tgargs, 'escape'), E'\\000') as arguments
     from pg_trigger g join pg_class c on c.oid = g.tgrelid
     where g.tgname = 'audit' and c.relnamespace = 'helix'::regnamespace
     order by c.relname

@@ -60,7 +60,8 @@ $$;
 -- ('answer', 'refusal', 'fence', 'call') have longer marks: those that are left are compared one by one.
 create function helix.seal_pages_v1(p_from bigint, p_to bigint) returns setof helix.seal_page
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set work_mem = '64MB' set jit = off set timezone = 'UTC' set bytea_output = 'hex' as $$
+set work_mem = '64MB' set jit = off
+set extra_float_digits = 1 set timezone = 'UTC' set intervalstyle = 'postgres' set bytea_output = 'hex' as $$
 begin
   perform helix.enter();
   perform helix.demand_every_tenant();
@@ -115,7 +116,7 @@ $$;
 -- names of all tenants, so only operators may call it (99_grants.sql).
 create function helix.seal_witness_v1(p_kind text, p_from bigint, p_to bigint, p_place bigint) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set jit = off set timezone = 'UTC' set bytea_output = 'hex' as $$
+set jit = off set timezone = 'UTC' as $$
 begin
   perform helix.enter();
   perform helix.demand_every_tenant();

@@ -1,0 +1,395 @@
+"""Two tenants at work in one database, and a call of every function with what is one tenant's."""
+
+from __future__ import annotations
+
+import uuid  # noqa: TC003
+from dataclasses import dataclass
+
+from tests.support.lab import WORK_LOCATION
+from tests.support.ledger_traffic import (
+    FAR,
+    SqlLease,
+    fence_every_way,
+    letters,
+    sql_client,
+)
+
+# Everything that tenant b wrote carries this word.
+WORD = "zebra"
+
+
+@dataclass(frozen=True)
+class Loot:
+    """What an intruder would have had to steal: ids, live tokens, a request id."""
+
+    ids: list[uuid.UUID]
+    keys: list[bytes]
+    held: list[SqlLease]
+    request: uuid.UUID
+    fences: dict[str, bytes]
+    fence_numbers: dict[str, tuple[int, int]]  # epoch and number of their tokens
+    event: tuple[int, int]  # the position of the feed's next event
+
+
+def deliver_for_b(b):
+    """A source, a dead letter, a counted try and a report of an intake."""
+    b.call("submit_from_v1", **from_stream(f"{WORD}-1-1", f"{WORD}-21") | {"actor": WORD})
+    b.call("write_letters_v1", **letters(f"{WORD}-stream", WORD, f"{WORD}-2-1", tenant="b"))
+    b.call("count_try_v1", tenant="b", kind="stream", name=f"{WORD}-stream", source="3-1")
+    b.call("report_stream_v1", **report())
+
+
+def from_stream(entry, identity):
+    return {
+        "tenant": "b", "queue": "shared", "actor": "eve", "profile": "text-v1",
+        "kind": ["stream"], "name": [f"{WORD}-stream"], "id": [entry], "identity": [identity],
+        "payload": ["{}"],
+    }  # fmt: skip
+
+
+def report(problem=None):
+    return {
+        "tenant": "b", "stream": f"{WORD}-stream", "group": "g", "consumer": "c",
+        "started_at": "2026-01-01Z", "problem": problem, "figures": "{}",
+    }  # fmt: skip
+
+
+def tenants_at_work(database):
+    """Tenants a and b at work in queues of the same name; b in every state and every table."""
+    with (
+        sql_client(database, "app_a") as a,
+        sql_client(database, "app_b") as b,
+        sql_client(database, "operator") as op,
+    ):
+        a.queue("a", "shared")
+        a.submit("mine-1", "mine-2", queue="shared")
+        b.queue("b", "shared", key_limit=1, backoff_seconds=0)
+        b.queue("b", f"{WORD}-queue", requires=f'{{"labels":{{"{WORD}":"1"}}}}')
+        b.queue("b", f"{WORD}-paused", paused=True)
+        b.queue("b", f"{WORD}-empty")
+        b.call("hello_v1", worker=f"{WORD}-worker", free='{"gpus":1}')
+        with sql_client(database, "service") as service, service.connection.transaction():
+            service.rows("select set_config('helix.tenant', 'b', true)")
+            service.call("hello_v1", worker=f"b/{WORD}-far", free='{"gpus":1}')
+
+        def submit(*names, **options):
+            options.setdefault("payload", f'{{"of":"{WORD}"}}')
+            return b.submit(*(f"{WORD}-{n}" for n in names), tenant="b", **options)
+
+        ids = submit(1, 2, 3, 4, 5, 6, 7, 8, queue="shared")
+        ids += submit(9, queue=f"{WORD}-queue")
+        ids += submit(10, queue=f"{WORD}-paused")
+        ids += submit(11, queue="shared", run_at=FAR)
+        ids += submit(12, 13, queue="shared", limit_key=f"{WORD}-key")
+        submit(1, queue="shared")
+        submit(2, queue="shared", payload=f'{{"other":"{WORD}"}}')
+        b.call("note_refused_v1", tenant="b", queue="shared", actor=WORD, raw=[b"x"], why=[WORD])
+
+        def work(count, **options):
+            return b.claim(count, worker=f"{WORD}-worker", queue="shared", **options)
+
+        retired, failed, cancelled, completed = work(4)
+        b.complete([retired])
+        assert b.rows("select helix.retire_v1('b', 'shared', 'COMPLETED', 'infinity')") == [(1,)]
+        b.complete([completed])
+        b.fail([failed], permanent=True)
+        op.decide("cancel", [cancelled.public_id])
+        assert b.complete([cancelled]) == ["refused"]
+        # The last is overdue at once, so that a reaper has something to do.
+        held = work(1) + work(1, start=False) + work(1, seconds=0.05)
+        fences = fence_every_way(b, "b", WORD)
+        b.call(
+            "declare_ledger_v1", tenant="b", ledger="shared", actor=WORD, machine='{"A": []}',
+            initial=["A"], strict=True, bound=False, ignored=[],
+        )  # fmt: skip
+        b.call(
+            "append_v1", tenant="b", ledger="shared", actor=WORD, entity=[f"{WORD}-e"], seq=[1],
+            kind=["A"], payload=[f'{{"of":"{WORD}"}}'], node=None,
+        )  # fmt: skip
+        b.call(
+            "declare_feed_v1", tenant="b", feed="shared", actor=WORD, ledger="shared", queue=None,
+            now=False,
+        )  # fmt: skip
+        b.call("hold_feed_v1", tenant="b", feed="shared", holder=WORD, seconds=3600)
+        deliver_for_b(b)
+        op.call(
+            "create_token_v1", tenant="b", name=f"{WORD}-token", hash=b"t" * 32, scopes=["read"],
+            queues=None, expires_at=FAR, actor=WORD,
+        )  # fmt: skip
+    numbers = {
+        state: (epoch, number)
+        for state, epoch, number in database.rows(
+            "select state::text, epoch, number from helix.fence where tenant = 'b'"
+        )
+    }
+    places = database.rows(
+        f"select distinct {WORK_LOCATION} from helix.work w join helix.queue q on q.id = w.queue"
+        " where q.tenant = 'b'"
+    )
+    assert {place for (place,) in places} == {"ready", "waiting", "active", "outcome"}
+    request = database.value(
+        "select r.id from helix.request r join helix.work w on w.number = r.number"
+        " where w.batch = %s",
+        held[0].batch,
+    )
+    keys = database.rows(
+        "select b.key from helix.batch b join helix.queue q on q.id = b.queue where q.tenant = 'b'"
+    )
+    [event] = database.rows("select feed_xid, id from helix.ledger_event where tenant = 'b'")
+    return Loot(ids, [key for (key,) in keys], held, request, fences, numbers, event)
+
+
+# Each function that reads, asked for what is b's, and for everything.
+CHECKS = (
+    "steps", "entries", "results", "batches", "counters", "records", "fences", "findings",
+)  # fmt: skip
+READS = {
+    "read_batch_v1": lambda loot: [
+        {"ids": loot.ids, "keys": None, "payload": True},
+        {"ids": None, "keys": loot.keys, "payload": True},
+    ],
+    "read_batches_v1": lambda _: (
+        [
+            {"scan": scan, "state": state, "tenant": tenant, "limit": 1000}
+            for scan, state in (
+                ("all", None),
+                ("finished", "COMPLETED"),
+                ("finished", "FAILED"),
+                ("finished", "CANCELLED"),
+                ("leased", "RUNNING"),
+                ("pending", "PENDING"),
+            )
+            for tenant in (None, "b")
+        ]
+        + [
+            {"scan": "finished_by", "state": "COMPLETED", "worker": f"{WORD}-worker"},
+            {"scan": "finished_by", "state": "FAILED", "failure": "Broken"},
+            {"scan": "finished_by", "state": "FAILED", "tenant": "b", "failure": "Broken"},
+            {"scan": "leased", "worker": f"{WORD}-worker"},
+            {"scan": "identity", "tenant": "b", "queue": "shared", "identity": [f"{WORD}-5"]},
+            {"scan": "identity", "identity": [f"{WORD}-5"]},
+        ]
+    ),
+    "read_outcomes_v1": lambda loot: [{"ids": loot.ids, "results": True}],
+    "read_contents_v1": lambda loot: [{"ids": loot.ids}],
+    "read_events_v1": lambda loot: [{"ids": loot.ids}],
+    "read_changes_v1": lambda _: [
+        {"xid": 0, "batch": 0, "version": 0, "span": 2**40, "limit": 1000, "queue": queue}
+        for queue in (None, "shared", f"{WORD}-queue")
+    ],
+    "read_queue_v1": lambda _: [{"tenant": "b", "queue": f"{WORD}-queue"}],
+    "read_queues_v1": lambda _: [
+        {"tenant": None, "queue": None},
+        {"tenant": "b", "queue": None},
+        {"tenant": "b", "queue": f"{WORD}-queue"},
+    ],
+    "read_workers_v1": lambda _: [{}],
+    "read_tenant_workers_v1": lambda _: [{"tenant": "b"}],
+    "read_ledgers_v1": lambda _: [{"tenant": "b"}],
+    "read_ledger_events_v1": lambda _: [
+        {"tenant": "b", "ledger": "shared"},
+        {"tenant": "b", "ledger": "shared", "entity": f"{WORD}-e"},
+    ],
+    "read_entity_v1": lambda _: [{"tenant": "b", "ledger": "shared", "entity": f"{WORD}-e"}],
+    "read_ledger_head_v1": lambda _: [{"tenant": "b", "ledger": "shared"}],
+    "read_feeds_v1": lambda _: [{"tenant": "b"}],
+    "read_feed_v1": lambda _: [{"tenant": "b", "feed": "shared"}],
+    "read_fence_v1": lambda loot: [{"key": key} for key in loot.fences.values()],
+    "read_fences_v1": lambda _: [
+        {"scan": "age"},
+        {"scan": "name", "name": f"{WORD}-name"},
+        {"scan": "doubt", "tenant": "b"},
+    ],
+    "read_fence_history_v1": lambda loot: [{"key": key} for key in loot.fences.values()],
+    "read_fence_counts_v1": lambda _: [{}],
+    "read_tokens_v1": lambda _: [{}, {"tenant": "b"}],
+    "read_letters_v1": lambda _: [
+        {
+            "tenant": "b",
+            "status": None,
+            "reason": None,
+            "queue": None,
+            "before": 2**60,
+            "look": 1000,
+            "limit": 100,
+        }
+    ],
+    "read_letter_v1": lambda _: [{"letter": 1, "body": True}],
+    "read_letter_counts_v1": lambda _: [{"tenant": None}, {"tenant": "b"}],
+    "read_intakes_v1": lambda _: [{"tenant": None}, {"tenant": "b"}],
+    "read_chains_v1": lambda _: [{"after": 0, "limit": 1000}],
+    "read_batch_states_v1": lambda _: [{"after": 0, "limit": 1000}],
+    # About everything or about the login itself.
+    "read_entries_v1": lambda _: [{"id": 0, "part": 0, "limit": 1000}],
+    "read_check_v1": lambda _: [{"set": name} for name in CHECKS],
+    "read_changes_lost_v1": lambda _: [
+        {"xid": 0, "batch": 0, "version": 0, "since": "1970-01-01Z"}
+    ],
+    "read_fence_holder_v1": lambda loot: [{"key": key} for key in loot.fences.values()],
+    "read_fence_lag_v1": lambda _: [{}],
+    "read_duties_v1": lambda _: [{}],
+    "read_metrics_v1": lambda _: [{}],
+    "read_refused_v1": lambda _: [{"tenant": "b", "queue": "shared"}],
+    "read_identities_v1": lambda _: [{"tenant": "b", "queue": "shared"}],
+    "read_findings_v1": lambda _: [{"open": False}],
+    "read_tenants_v1": lambda _: [{}],
+    "read_bindings_v1": lambda _: [{}],
+    "read_can_serve_v1": lambda _: [{}],
+    "read_every_tenant_v1": lambda _: [{}],
+}
+
+
+def tokens(loot, prefix=""):
+    return {
+        f"{prefix}{name}": [getattr(item, name) for item in loot.held]
+        for name in ("batch", "epoch", "nonce", "number")
+    }
+
+
+def fence_token(loot, state):
+    epoch, number = loot.fence_numbers[state]
+    return {"key": loot.fences[state], "epoch": epoch, "nonce": 7, "number": number}
+
+
+# How each function is called with what was stolen from b.
+CASES = {
+    "delete_queue_v1": lambda _: {
+        "tenant": "b", "queue": f"{WORD}-empty", "actor": "eve", "reason": "x",
+    },
+    "set_queue_v1": lambda _: {"tenant": "b", "queue": "shared", "actor": "eve", "paused": True},
+    "queue_requires_v1": lambda _: {"tenant": "b", "queue": f"{WORD}-queue"},
+    "bind_v1": lambda _: {"role": "app_a", "tenant": "b"},
+    "unbind_v1": lambda _: {"role": "app_b", "tenant": "b"},
+    "submit_v1": lambda _: {
+        "tenant": "b", "queue": "shared", "actor": "eve", "profile": "text-v1",
+        "identity": [f"{WORD}-1", f"{WORD}-2", "new"], "payload": ["{}", "{}", "{}"],
+    },
+    "note_refused_v1": lambda _: {
+        "tenant": "b", "queue": "shared", "actor": "eve", "raw": [b"x"], "why": ["x"],
+    },
+    "submit_from_v1": lambda _: from_stream("9-1", "new-21"),
+    "write_letters_v1": lambda _: letters("eve", "x", "9-2", tenant="b"),
+    "count_try_v1": lambda _: {
+        "tenant": "b", "kind": "stream", "name": f"{WORD}-stream", "source": "3-1",
+    },
+    "clear_tries_v1": lambda _: {
+        "tenant": "b", "kind": "stream", "name": f"{WORD}-stream", "source": "3-1",
+    },
+    "report_stream_v1": lambda _: report("eve"),
+    "redrive_letter_v1": lambda _: {
+        "letter": 1, "actor": "eve", "reason": "x", "queue": "shared", "profile": "text-v1",
+        "identity": "new-22", "payload": "{}", "raw": None, "revision": None, "priority": None,
+    },
+    "discard_letters_v1": lambda _: {"ids": [1], "actor": "eve", "reason": "x"},
+    "hello_v1": lambda _: {"worker": f"{WORD}-worker", "free": '{"gpus":8}'},
+    "wait_v1": lambda _: {"worker": f"{WORD}-worker", "queues": ["shared"], "seconds": 60},
+    "claim_v1": lambda loot: {
+        "worker": f"{WORD}-worker", "request": loot.request,
+        "queues": ["shared", f"{WORD}-queue", f"{WORD}-paused"], "count": 100,
+        "free": f'{{"gpus":8,"labels":{{"{WORD}":"1"}}}}', "start": True,
+        **tokens(loot, "done_"), "done_outcome": ["completed"] * 3, "done_result": ["1"] * 3,
+    },
+    "tenant_key_v1": lambda _: {"tenant": "b"},
+    "start_v1": lambda loot: {"worker": f"{WORD}-worker", **tokens(loot)},
+    "renew_v1": lambda loot: {"worker": f"{WORD}-worker", **tokens(loot)},
+    "settle_v1": lambda loot: {
+        "worker": f"{WORD}-worker", **tokens(loot), "outcome": ["completed", "failed", "failed"],
+    },
+    "release_v1": lambda loot: {"worker": f"{WORD}-worker", **tokens(loot)},
+    "reap_v1": lambda _: {"actor": "eve"},
+    "promote_v1": lambda _: {},
+    "cancel_v1": lambda loot: {"ids": loot.ids, "actor": "eve", "detail": "x"},
+    "retry_v1": lambda loot: {"ids": loot.ids, "actor": "eve", "detail": "x"},
+    "erase_v1": lambda loot: {"ids": loot.ids, "actor": "eve", "detail": "x"},
+    "retire_v1": lambda _: {
+        "tenant": "b", "queue": "shared", "state": "COMPLETED", "before": "infinity",
+    },
+    "recover_v1": lambda _: {"actor": "eve", "detail": "x"},
+    "rotate_secret_v1": lambda _: {},
+    "seal_witness_v1": lambda _: {"kind": "entry", "from": 0, "to": 2**40, "place": 0},
+    "seal_position_v1": lambda _: {},
+    "seal_pages_v1": lambda _: {"from": 0, "to": 2**40},
+    "claim_fence_v1": lambda _: {
+        "tenant": "b", "name": f"{WORD}-name", "identity": f"{WORD}-sealed", "request": "{}",
+        "actor": "eve", "nonce": 1, "start": True, "lease_seconds": 60, "quiet_seconds": 60,
+    },
+    "preview_fence_v1": lambda _: {
+        "tenant": "b", "name": f"{WORD}-name", "identity": f"{WORD}-sealed", "request": "{}",
+    },
+    "seal_fence_v1": lambda loot: {
+        **fence_token(loot, "EFFECT_STARTED"), "actor": "eve", "effect": "e", "form": "json",
+        "answer": b"1", "omitted": False, "answer_seconds": 1, "tombstone_seconds": 1,
+    },
+    "step_fence_v1": lambda loot: {
+        **fence_token(loot, "EFFECT_STARTED"), "to": "IN_DOUBT", "actor": "eve", "detail": "x",
+    },
+    "renew_fences_v1": lambda loot: {
+        name: [value] for name, value in fence_token(loot, "EFFECT_STARTED").items()
+    },
+    "probe_fence_v1": lambda loot: {
+        "key": loot.fences["IN_DOUBT"], "version": 2, "found": "applied", "actor": "eve",
+        "nonce": 1, "lease_seconds": 60, "quiet_seconds": 60, "form": "json", "answer": b"1",
+    },
+    "resolve_fence_v1": lambda loot: {
+        "key": loot.fences["IN_DOUBT"], "version": 2, "applied": False, "actor": "eve",
+        "reason": "x",
+    },
+    "resolve_by_token_v1": lambda loot: {
+        "hash": b"x" * 32, "key": loot.fences["IN_DOUBT"], "version": 2, "applied": False,
+        "reason": "x",
+    },
+    "sweep_fences_v1": lambda _: {"actor": "eve"},
+    "release_by_id_v1": lambda loot: {"ids": loot.ids, "actor": "eve", "detail": "x"},
+    "create_token_v1": lambda _: {
+        "tenant": "b", "name": "eve", "hash": b"e" * 32, "scopes": ["admin"], "queues": None,
+        "expires_at": "infinity", "actor": "eve",
+    },
+    "rotate_token_v1": lambda _: {
+        "tenant": "b", "name": f"{WORD}-token", "hash": b"e" * 32, "expires_at": "infinity",
+        "overlap_seconds": 60, "actor": "eve",
+    },
+    "revoke_token_v1": lambda _: {
+        "tenant": "b", "name": f"{WORD}-token", "actor": "eve", "reason": "x",
+    },
+    # Who has a token's hash has the token; an intruder has not.
+    "authenticate_v1": lambda _: {"hash": b"x" * 32},
+    "assume_v1": lambda _: {"hash": b"x" * 32},
+    "offer_login_v1": lambda _: {
+        "tenant": "b", "hash": b"e" * 32, "scopes": ["admin"], "seconds": 60, "token_seconds": 60,
+        "actor": "eve",
+    },
+    "redeem_login_v1": lambda _: {"hash": b"x" * 32, "token_hash": b"e" * 32},
+    "run_duty_v1": lambda _: {"actor": "eve"},
+    "declare_ledger_v1": lambda _: {
+        "tenant": "b", "ledger": "new", "actor": "eve", "machine": '{"A": []}', "initial": ["A"],
+        "strict": True, "bound": False, "ignored": [],
+    },
+    "append_v1": lambda _: {
+        "tenant": "b", "ledger": "shared", "actor": "eve", "entity": ["e"], "seq": [1],
+        "kind": ["A"], "payload": ["{}"], "node": None,
+    },
+    "append_one_v1": lambda _: {
+        "tenant": "b", "ledger": "shared", "actor": "eve", "entity": "e", "seq": 1, "kind": "A",
+        "payload": "{}", "node": None,
+    },
+    "ledger_hint_key_v1": lambda _: {"tenant": "b", "ledger": "shared"},
+    "declare_feed_v1": lambda _: {
+        "tenant": "b", "feed": "new", "actor": "eve", "ledger": "shared", "queue": None,
+        "now": False,
+    },
+    "take_feed_v1": lambda _: {"tenant": "b", "feed": "shared", "limit": 10},
+    "advance_feed_v1": lambda loot: {
+        "tenant": "b", "feed": "shared", "xid": 0, "number": 0, "version": 0,
+        "to_xid": loot.event[0], "to_number": loot.event[1], "to_version": 0, "count": 1,
+    },
+    "hold_feed_v1": lambda _: {
+        "tenant": "b", "feed": "shared", "holder": WORD, "seconds": 60,
+    },
+    "set_feed_v1": lambda _: {
+        "tenant": "b", "feed": "shared", "actor": "eve", "reason": "x", "paused": True,
+    },
+    "set_duty_v1": lambda _: {"duty": "reap", "every_seconds": 86400},
+    "report_intake_v1": lambda _: {
+        "tenant": "b", "stream": "samples", "consumer": ["c"], "pending": [1], "lag": 1,
+    },
+}  # fmt: skip
