@@ -10,14 +10,9 @@ from helixqueue import AsyncHelixQueue
 from helixqueue.engine import fences as calls
 from helixqueue.engine.fences import Times
 from helixqueue.fence.http.problem import PREFIX
-from tests.support.fence_shop import fences_of, fresh, kind_of, open_shop, run
+from tests.support.fence_shop import fences_of, fresh, kind_of, open_shop, run, status_link
 
 PATH = "/idempotency"
-
-
-def status_link(answer):
-    [link] = [item for item in answer.headers.get_list("link") if 'rel="status"' in item]
-    return link[1 : link.index(">")]
 
 
 async def resolved(database, row):

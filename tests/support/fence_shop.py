@@ -43,6 +43,11 @@ def kind_of(response):
     return response.json()["type"].removeprefix(PREFIX)
 
 
+def status_link(answer):
+    [link] = [item for item in answer.headers.get_list("link") if 'rel="status"' in item]
+    return link[1 : link.index(">")]
+
+
 async def fences_of(fenced):
     name = fenced.middleware.policy.routes[0].name
     return [*(await fenced.helix.fences.run(calls.list_fences(name=name))).rows]

@@ -19,6 +19,7 @@ from helixqueue.engine.fences import Times
 from helixqueue.fence.decision_log import DEFAULT_FIELDS
 
 HTTP_PREFIX: Final = "http "  # of the names of fences that guard HTTP routes
+UNLISTED: Final = f"{HTTP_PREFIX}(unlisted)"  # in counts, of requests that no route fences
 DAY: Final = 86_400.0
 MIB: Final = 1024 * 1024
 # Statuses that routers, authentication and limits answer before a handler runs: no effect.
@@ -62,6 +63,7 @@ HeaderName = Annotated[str, Matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", "the name o
 Method = Annotated[str, Matching("POST|PATCH|PUT|DELETE", "POST, PATCH, PUT or DELETE")]
 Kind = Literal["api", "webhook", "batch"]
 DiffMode = Literal["none", "paths", "values"]
+Unlisted = Literal["refuse", "pass"]
 LogField = Annotated[
     Literal[
         "key", "decision", "effect_id", "source_type", "source_id", "tenant", "route", "receipt",
@@ -159,6 +161,20 @@ class Route:
     def covers(self, other: Route) -> bool:
         """Whether every path of `other` is a path of this route."""
         return self._matches(_PARAMETER.sub("\ue000", other.path).split("/"))
+
+    def can_match(self, path: str) -> bool:
+        """Whether a path of this route can be one of the application's `path`, with parameters."""
+        if self._template is None:
+            return True
+        theirs = path.split("/")
+        for index, segment in enumerate(theirs):
+            if ":path}" in segment:  # the rest, of any length
+                return True
+            if index >= len(self._template):
+                return False
+            if "{" not in segment and not _segment_matches(self._template[index], segment):
+                return False
+        return len(theirs) == len(self._template)
 
     def _matches(self, segments: list[str]) -> bool:
         # Not a regular expression: with several parameters in a segment its time would grow with a
@@ -266,6 +282,8 @@ class Policy:
     documentation: str | None = None  # where the rules are published, for clients
     # Where clients read the state of a request: GET {status_path}/{fence}. None: nowhere.
     status_path: str | None = None
+    # A request with a key to a route that is not listed, where the key would protect nothing.
+    unlisted: Unlisted = "refuse"
 
     @model_validator(mode="after")
     def _check_routes(self) -> Self:

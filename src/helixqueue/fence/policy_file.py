@@ -22,6 +22,7 @@ from helixqueue.fence.policy import (
     Policy,
     Route,
     Ttl,
+    Unlisted,
     unreachable,
 )
 
@@ -72,6 +73,7 @@ class _PolicyFile(BaseModel):
     status_path: (
         Annotated[str, Matching(r"(/[^/\s{}]+)+", "a path such as /idempotency")] | None
     ) = None
+    unlisted: Unlisted = "refuse"
     routes: Annotated[tuple[Route, ...], Field(min_length=1)] = (Route(),)
 
     def policy(self) -> Policy:
@@ -84,6 +86,7 @@ class _PolicyFile(BaseModel):
             keep_requests=self.keep_requests,
             documentation=self.documentation,
             status_path=self.status_path,
+            unlisted=self.unlisted,
         )
 
 

@@ -289,7 +289,8 @@ class KeyedExecution:
     async def _refuse(self, error: HelixError) -> None:
         if isinstance(error, InvalidToken):
             raise error  # for the authentication in front of this middleware
-        status, headers, body = problem_of(error, self._fenced.policy).response()
+        root = self._scope.get("root_path", "")
+        status, headers, body = problem_of(error, self._fenced.policy, root).response()
         self._decisions.record_error(error, status=status)
         await respond(self._send, status, headers, body)
 

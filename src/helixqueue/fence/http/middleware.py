@@ -12,10 +12,11 @@ request costs two commits, every other request nothing.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from helixqueue.errors import NotInstalled
 from helixqueue.fence.decision_log import DecisionLog
+from helixqueue.fence.http.application import demand_matches, innermost, path_seen
 from helixqueue.fence.http.asgi import (
     App,
     Disconnected,
@@ -30,8 +31,9 @@ from helixqueue.fence.http.execute import FencedApp, KeyedExecution, Probe, Reda
 from helixqueue.fence.http.problem import FenceProblem
 from helixqueue.fence.http.request_key import OfScope, Owners, read_request
 from helixqueue.fence.http.status import requested_fence, send_state
-from helixqueue.fence.policy import Policy
+from helixqueue.fence.policy import UNLISTED, Policy
 from helixqueue.fence.runner import shielded
+from helixqueue.log.lines import event
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from helixqueue.postgres.tenant_sessions import TenantTransaction
 
 log = logging.getLogger("helixqueue.fence.http")
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # no effect to repeat
 
 
 class IdempotencyMiddleware:
@@ -68,6 +71,9 @@ class IdempotencyMiddleware:
     ) -> None:
         policy = policy if isinstance(policy, Policy) else _read_policy(policy)
         self.policy = policy
+        demand_matches(policy, app)
+        # FastAPI(root_path=...) removes this prefix by itself, after this middleware.
+        self._root: str = getattr(innermost(app), "root_path", "")
         fences: AsyncFences = helix.fences
         if hint is not None and hint.counters is None:
             hint.counters = fences.counters
@@ -82,17 +88,39 @@ class IdempotencyMiddleware:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        fenced, policy = self.fenced, self.fenced.policy
-        route = None
-        if scope["type"] == "http":
-            if (fence := requested_fence(policy, scope)) is not None:
-                await send_state(fenced, fence, scope, send)
-                return
-            route = policy.route(scope["method"], scope["path"])
-        if route is None or not (route.required or header_values(scope["headers"], policy.header)):
+        fenced, policy = self.fenced, self.policy
+        if scope["type"] != "http":
+            await fenced.app(scope, receive, send)
+            return
+        if self._root:
+            scope = {**scope, "root_path": self._root}
+        if (fence := requested_fence(policy, scope)) is not None:
+            await send_state(fenced, fence, scope, send)
+            return
+        route = policy.route(scope["method"], path_seen(scope))
+        has_key = bool(header_values(scope["headers"], policy.header))
+        if route is not None and (has_key or route.required):
+            await execute_once(fenced, route, scope, receive, send)
+        elif route is not None or not has_key or scope["method"] in _SAFE_METHODS:
             await fenced.app(scope, receive, send)
         else:
-            await execute_once(fenced, route, scope, receive, send)
+            await self._unlisted(scope, receive, send)
+
+    async def _unlisted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request whose client relies on a key that protects nothing here."""
+        refused = self.policy.unlisted == "refuse"
+        decision = "key-not-accepted" if refused else "unlisted"
+        self.fenced.fences.counters.count_decision("http", UNLISTED, decision)
+        method, path = scope["method"], path_seen(scope)
+        event(
+            log, logging.WARNING, "fence", fence=UNLISTED, decision=decision, method=method,
+            path=path,
+        )  # fmt: skip
+        if refused:
+            detail = "this operation is not fenced, so the key would not prevent a second effect"
+            await respond(send, *FenceProblem(decision, detail).response())
+        else:
+            await self.fenced.app(scope, receive, send)
 
 
 async def execute_once(

@@ -77,9 +77,17 @@ USUAL: Final[dict[str, tuple[str, str, str]]] = {
         "another text",
         "use the link of an in-doubt or in-progress response",
     ),
+    "key-not-accepted": (
+        "an operation that the idempotency policy lists",
+        "another operation",
+        "send it without a key if it may take effect twice",
+    ),
 }
-# Only of the status path; operations do not return it.
-OF_STATUS: Final = {"no-such-fence": (404, "This client has no such fence")}
+# Not of fenced operations: of the status path, and of routes that the policy does not list.
+ELSEWHERE: Final = {
+    "no-such-fence": (404, "This client has no such fence"),
+    "key-not-accepted": (400, "This operation does not accept an idempotency key"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,7 @@ class FenceProblem:
     status_url: str | None = None  # where the state of the fence can be read
 
     def response(self) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        usual, title = PROBLEMS.get(self.kind) or OF_STATUS[self.kind]
+        usual, title = PROBLEMS.get(self.kind) or ELSEWHERE[self.kind]
         status = self.status or usual
         expected, got, remedy = USUAL[self.kind]
         body = json.dumps(
@@ -125,8 +133,8 @@ class FenceProblem:
         return status, headers, body
 
 
-def problem_of(error: HelixError, policy: Policy) -> FenceProblem:
-    """The problem that a client sees.
+def problem_of(error: HelixError, policy: Policy, root: str = "") -> FenceProblem:
+    """The problem that a client sees; `root` is the path below which the application is mounted.
 
     Messages of errors name hosts and processes: they go to the log, not to the client.
     """
@@ -138,7 +146,7 @@ def problem_of(error: HelixError, policy: Policy) -> FenceProblem:
             "in-progress",
             "send the same request again after Retry-After",
             retry_after=error.retry_after,
-            status_url=status_url(policy, error.key),
+            status_url=_status_url(policy, root, error.key),
         )
     if isinstance(error, LeaseLost):
         log.warning("idempotency: %s", error)
@@ -149,7 +157,7 @@ def problem_of(error: HelixError, policy: Policy) -> FenceProblem:
         )
     if isinstance(error, InDoubt):
         log.warning("idempotency: %s", error)
-        return _in_doubt(error, policy)
+        return _in_doubt(error, policy, root)
     if isinstance(error, NotPermitted):
         log.error("idempotency: the database role has no access to this tenant: %s", error)
         return FenceProblem(
@@ -161,19 +169,20 @@ def problem_of(error: HelixError, policy: Policy) -> FenceProblem:
     )
 
 
-def _in_doubt(error: InDoubt, policy: Policy) -> FenceProblem:
+def _in_doubt(error: InDoubt, policy: Policy, root: str) -> FenceProblem:
     return FenceProblem(
         "in-doubt",
         "the request started and its outcome is unknown; do not send it with a new key",
         retry_after=error.retry_after or None,
         more={"fence": error.key},
         describedby=policy.documentation,
-        status_url=status_url(policy, error.key),
+        status_url=_status_url(policy, root, error.key),
     )
 
 
-def status_url(policy: Policy, key: str | None) -> str | None:
-    return None if policy.status_path is None or key is None else f"{policy.status_path}/{key}"
+def _status_url(policy: Policy, root: str, key: str | None) -> str | None:
+    path = policy.status_path
+    return None if path is None or key is None else f"{root}{path}/{key}"
 
 
 def _key_reused(error: Conflict, policy: Policy) -> FenceProblem:

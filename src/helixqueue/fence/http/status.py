@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.engine import fences
 from helixqueue.errors import HelixError
+from helixqueue.fence.http.application import path_seen
 from helixqueue.fence.http.asgi import Scope, Send, respond
 from helixqueue.fence.http.problem import FenceProblem, problem_of
 from helixqueue.fence.policy import HTTP_PREFIX
@@ -27,7 +28,7 @@ def requested_fence(policy: Policy, scope: Scope) -> str | None:
     """The fence whose state is requested; None for any other request."""
     if policy.status_path is None or scope["method"] != "GET":
         return None
-    base, _, fence = scope["path"].rpartition("/")
+    base, _, fence = path_seen(scope).rpartition("/")
     return fence if base == policy.status_path else None
 
 
