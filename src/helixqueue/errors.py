@@ -280,6 +280,7 @@ class Unavailable(HelixError):
     ) -> None:
         super().__init__(message)
         self.outcome_unknown = outcome_unknown
+        self.repeatable = True  # whether the engine recognises a repeat of the call
         self.retry_after = retry_after
 
 

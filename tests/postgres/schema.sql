@@ -637,9 +637,9 @@ $$;
 
 ALTER FUNCTION helix.answer_by_id(p_ids uuid[], p_done bigint[], p_state helix.state, p_reason helix.reason, p_actor text) OWNER TO helix_engine;
 
--- Name: answer_repeats(text, text, text, bytea[], integer[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[], text, integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: answer_repeats(text, text, text, bytea[], integer[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[], text, integer[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[]) RETURNS SETOF helix.submitted
+CREATE FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[], p_raw text[]) RETURNS SETOF helix.submitted
     LANGUAGE plpgsql
     AS $$
 declare
@@ -653,6 +653,9 @@ begin
                   when b.fingerprint = helix.fingerprint(s, p_payload[a.place]) then 'duplicate'
                   else 'conflict' end as decision,
              case when a.place = any (p_reused) then 'its source stands for another submission'
+                  when a.key is null and p_raw[a.place] is not null
+                    then format('no identity: %s is a placeholder, and the queue refuses unknown work',
+                                left(p_raw[a.place], 200))
                   when a.key is null then 'no identity, and the queue refuses unknown work'
                   when b.key is null then p_why end as note
       from unnest(p_key) with ordinality as a (key, place)
@@ -689,7 +692,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[], p_raw text[]) OWNER TO helix_engine;
 
 -- Name: answer_rest(text, text, bigint[], bigint[], integer[], bigint[], bigint[], helix.reason[], bytea[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1387,6 +1390,26 @@ $$;
 
 ALTER FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) OWNER TO helix_engine;
 
+-- Name: case_folded(text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.case_folded(p_texts text[]) RETURNS text[]
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+  if current_setting('server_version_num')::integer >= 180000 then
+    return array(select casefold(u.text collate pg_unicode_fast)
+                 from unnest(p_texts) with ordinality as u (text, place) order by u.place);
+  elsif exists (select from pg_collation c where c.collname = 'und-x-icu') then
+    return array(select lower(upper(u.text collate "und-x-icu"))
+                 from unnest(p_texts) with ordinality as u (text, place) order by u.place);
+  end if;
+  return array(select lower(upper(u.text))
+               from unnest(p_texts) with ordinality as u (text, place) order by u.place);
+end
+$$;
+
+ALTER FUNCTION helix.case_folded(p_texts text[]) OWNER TO helix_engine;
+
 -- Name: check_asked(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.check_asked() RETURNS trigger
@@ -1859,6 +1882,7 @@ CREATE TABLE helix.queue (
     backoff_max_seconds real DEFAULT 600 NOT NULL,
     key_limit integer DEFAULT 1 NOT NULL,
     unknown text DEFAULT 'refuse'::text NOT NULL,
+    placeholders text[] DEFAULT '{unknown,none,"null",n/a}'::text[] NOT NULL,
     resubmit_failed text DEFAULT 'answer'::text NOT NULL,
     paused boolean DEFAULT false NOT NULL,
     closed boolean DEFAULT false NOT NULL,
@@ -1883,6 +1907,7 @@ CREATE TABLE helix.queue (
     CONSTRAINT queue_max_attempts_check CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
     CONSTRAINT queue_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
     CONSTRAINT queue_payload_schema_check CHECK ((octet_length((payload_schema)::text) <= 65536)),
+    CONSTRAINT queue_placeholders_check CHECK (((cardinality(placeholders) <= 64) AND (array_position(placeholders, NULL::text) IS NULL) AND (octet_length(array_to_string(placeholders, ''::text)) <= 4096))),
     CONSTRAINT queue_profile_check CHECK ((profile = ANY (ARRAY['text-v1'::text, 'lab-id-v1'::text]))),
     CONSTRAINT queue_resubmit_failed_check CHECK ((resubmit_failed = ANY (ARRAY['answer'::text, 'retry'::text]))),
     CONSTRAINT queue_result_schema_check CHECK ((octet_length((result_schema)::text) <= 65536)),
@@ -5407,6 +5432,22 @@ $$;
 
 ALTER FUNCTION helix.pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_mine integer[], p_seen bigint[]) OWNER TO helix_engine;
 
+-- Name: placeholders_in(text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.placeholders_in(p_identity text[], p_placeholders text[]) RETURNS integer[]
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+  v_words text[] := helix.case_folded(array(select normalize(btrim(w)) from unnest(p_placeholders) w));
+begin
+  return array(select u.place::integer
+               from unnest(helix.case_folded(p_identity)) with ordinality as u (identity, place)
+               where string_to_array(u.identity, E'\x1f') <@ v_words);
+end
+$$;
+
+ALTER FUNCTION helix.placeholders_in(p_identity text[], p_placeholders text[]) OWNER TO helix_engine;
+
 -- Name: preview_fence_v1(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.preview_fence_v1(p_tenant text, p_name text, p_identity text, p_request text DEFAULT NULL::text) RETURNS helix.fence_result
@@ -8153,7 +8194,8 @@ ALTER FUNCTION helix.requires_of(p_class integer) OWNER TO helix_engine;
 -- Name: queue_settings; Type: VIEW; Schema: helix; Owner: helix_owner
 
 CREATE VIEW helix.queue_settings WITH (security_invoker='true') AS
- SELECT tenant,
+ SELECT id,
+    tenant,
     name,
     profile,
     lease_seconds,
@@ -8162,9 +8204,11 @@ CREATE VIEW helix.queue_settings WITH (security_invoker='true') AS
     backoff_max_seconds,
     key_limit,
     unknown,
+    placeholders,
+    resubmit_failed,
     paused,
     closed,
-    helix.requires_of(class) AS requires,
+    class,
     payload_schema,
     result_schema,
     keep_completed_seconds,
@@ -8172,7 +8216,9 @@ CREATE VIEW helix.queue_settings WITH (security_invoker='true') AS
     keep_cancelled_seconds,
     keep_decisions_seconds,
     stalled_after_seconds,
-    resubmit_failed
+    created_at,
+    updated_at,
+    helix.requires_of(class) AS requires
    FROM helix.queue q;
 
 ALTER VIEW helix.queue_settings OWNER TO helix_owner;
@@ -10115,9 +10161,9 @@ $$;
 
 ALTER FUNCTION helix.set_gauges(p_names text[], p_new helix.metric[]) OWNER TO helix_engine;
 
--- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb, double precision, double precision, double precision, double precision, double precision, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb, double precision, double precision, double precision, double precision, double precision, text, jsonb, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb, p_keep_completed_seconds double precision DEFAULT NULL::double precision, p_keep_failed_seconds double precision DEFAULT NULL::double precision, p_keep_cancelled_seconds double precision DEFAULT NULL::double precision, p_keep_decisions_seconds double precision DEFAULT NULL::double precision, p_stalled_after_seconds double precision DEFAULT NULL::double precision, p_resubmit_failed text DEFAULT NULL::text, p_reason text DEFAULT NULL::text) RETURNS helix.queue
+CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb, p_keep_completed_seconds double precision DEFAULT NULL::double precision, p_keep_failed_seconds double precision DEFAULT NULL::double precision, p_keep_cancelled_seconds double precision DEFAULT NULL::double precision, p_keep_decisions_seconds double precision DEFAULT NULL::double precision, p_stalled_after_seconds double precision DEFAULT NULL::double precision, p_resubmit_failed text DEFAULT NULL::text, p_placeholders jsonb DEFAULT NULL::jsonb, p_reason text DEFAULT NULL::text) RETURNS helix.queue
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '5s'
@@ -10142,6 +10188,8 @@ begin
     backoff_max_seconds = coalesce(p_backoff_max_seconds, q.backoff_max_seconds),
     key_limit           = coalesce(p_key_limit, q.key_limit),
     unknown             = coalesce(p_unknown, q.unknown),
+    placeholders        = case when p_placeholders is null then q.placeholders
+                               else array(select jsonb_array_elements_text(p_placeholders)) end,
     paused              = coalesce(p_paused, q.paused),
     closed              = coalesce(p_closed, q.closed),
     class               = coalesce(v_class, q.class),
@@ -10181,7 +10229,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_reason text) OWNER TO helix_engine;
+ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_reason text) OWNER TO helix_engine;
 
 -- Name: settle(text, bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -10525,6 +10573,8 @@ begin
     helix.shape(p_identity), helix.shape(p_payload), helix.shape(p_raw), helix.shape(p_revision),
     helix.shape(p_priority), helix.shape(p_run_at), helix.shape(p_expires_at), helix.shape(p_limit_key),
     helix.shape(p_requires));
+  select w.p_identity, w.p_raw into p_identity, p_raw
+  from helix.without_placeholders(p_tenant, p_queue, p_identity, p_raw) w;
   select * into v_queue from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
   v_hash := array(
     select case when u.kind is not null then helix.source_hash(p_tenant, u.kind, u.name, u.id) end
@@ -10535,7 +10585,7 @@ begin
                 -- A repeat is answered although the queue refuses such work by now.
                 when v_queue.unknown = 'accept' or exists (select from helix.batch b where b.key = u.own)
                 then u.own end
-    from (select g.*, case when g.identity is null and g.kind is not null
+    from (select g.*, case when g.identity is null and g.kind <> 'http'
                            then helix.source_key(v_scope, g.kind, g.name, g.id) end as own
           from unnest(p_identity, p_revision, p_kind, p_name, p_id)
                with ordinality as g (identity, revision, kind, name, id, place) offset 0) u
@@ -10659,7 +10709,8 @@ begin
                               p_limit_key);
     return query
       select n.place, 'new', v_key[n.place]::helix.key, v_print[n.place], 'PENDING'::helix.state,
-             null::text, null::text, null::text[]
+             null::text, case when p_identity[n.place] is null then 'stored without identity' end,
+             null::text[]
       from unnest(v_place) as n (place);
   end if;
 
@@ -10671,7 +10722,7 @@ begin
         p_expires_at, p_limit_key,
         coalesce(v_class, array_fill(v_queue.class, array[cardinality(p_payload)])),
         case when v_queue.closed then format('queue %s is closed to submissions', p_queue)
-             else 'expires_at is in the past' end, p_reused);
+             else 'expires_at is in the past' end, p_reused, p_raw);
   end if;
 end
 $$;
@@ -10698,6 +10749,7 @@ declare
   v_inner   bytea;       -- the pads of the secret
   v_outer   bytea;
   v_awaited boolean;     -- a worker waits for this queue
+  v_words   text[];      -- its placeholders
   v_epoch   integer;
   v_key     bytea;
   v_print   bytea;
@@ -10711,14 +10763,14 @@ begin
                              where w.pending and w.queue = q.id and w.lane = l.id and w.turn > l.served
                              order by w.turn desc, w.batch desc limit 1)),
          s.id, s.inner_pad, s.outer_pad,
-         exists (select from helix.waiter w where w.queue = p_queue and w.until > v_now)
-  into v_queue, v_class, v_lane, v_turn, v_secret, v_inner, v_outer, v_awaited
+         exists (select from helix.waiter w where w.queue = p_queue and w.until > v_now), q.placeholders
+  into v_queue, v_class, v_lane, v_turn, v_secret, v_inner, v_outer, v_awaited, v_words
   from helix.queue q
   join helix.lane l on l.queue = q.name and l.class = q.class and l.priority = p_priority and not l.idle
   cross join lateral (select * from helix.secret order by id desc limit 1) s
   where q.tenant = p_tenant and q.name = p_queue and q.profile = p_profile
     and not q.closed and not q.paused;
-  if not found then
+  if not found or helix.placeholders_in(array[p_identity], v_words) <> '{}' then
     return null;
   end if;
   v_key := helix.derive_key(p_tenant, p_queue, p_identity, p_revision);
@@ -10786,6 +10838,8 @@ begin
     cardinality(p_payload), helix.shape(p_identity), helix.shape(p_payload), helix.shape(p_raw),
     helix.shape(p_revision), helix.shape(p_priority), helix.shape(p_run_at), helix.shape(p_expires_at),
     helix.shape(p_limit_key), helix.shape(p_requires));
+  select w.p_identity, w.p_raw into p_identity, p_raw
+  from helix.without_placeholders(p_tenant, p_queue, p_identity, p_raw) w;
   if v_fenced then
     v_many := array(
       select s from helix.submit_many(
@@ -11064,6 +11118,27 @@ CREATE FUNCTION helix.wake_channel(p_queue text, p_login name, p_tenants text[])
 $$;
 
 ALTER FUNCTION helix.wake_channel(p_queue text, p_login name, p_tenants text[]) OWNER TO helix_engine;
+
+-- Name: without_placeholders(text, text, text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.without_placeholders(p_tenant text, p_queue text, INOUT p_identity text[], INOUT p_raw text[]) RETURNS record
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+  v_places integer[] := (select helix.placeholders_in(p_identity, q.placeholders) from helix.queue q
+                         where q.tenant = p_tenant and q.name = p_queue);
+begin
+  if v_places <> '{}' then
+    select array_agg(case when u.place = any (v_places) then coalesce(u.raw, u.identity) else u.raw end
+                     order by u.place),
+           array_agg(case when u.place <> all (v_places) then u.identity end order by u.place)
+    into p_raw, p_identity
+    from unnest(p_identity, p_raw) with ordinality as u (identity, raw, place);
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.without_placeholders(p_tenant text, p_queue text, INOUT p_identity text[], INOUT p_raw text[]) OWNER TO helix_engine;
 
 -- Name: write_letters_v1(text, text, text, text, text[], text[], text[], text[], bytea[], bigint[], bytea[], bytea[], double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -12673,7 +12748,7 @@ ALTER TABLE helix.ledger ENABLE ALWAYS TRIGGER audit;
 
 -- Name: queue audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, tenant, name, profile, lease_seconds, max_attempts, backoff_seconds, backoff_max_seconds, key_limit, unknown, resubmit_failed, paused, closed, class, payload_schema, result_schema, keep_completed_seconds, keep_failed_seconds, keep_cancelled_seconds, keep_decisions_seconds, stalled_after_seconds, created_at ON helix.queue FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,tenant,name,profile,lease_seconds,max_attempts,backoff_seconds,backoff_max_seconds,key_limit,unknown,resubmit_failed,paused,closed,class,payload_schema,result_schema,keep_completed_seconds,keep_failed_seconds,keep_cancelled_seconds,keep_decisions_seconds,stalled_after_seconds,created_at');
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, tenant, name, profile, lease_seconds, max_attempts, backoff_seconds, backoff_max_seconds, key_limit, unknown, placeholders, resubmit_failed, paused, closed, class, payload_schema, result_schema, keep_completed_seconds, keep_failed_seconds, keep_cancelled_seconds, keep_decisions_seconds, stalled_after_seconds, created_at ON helix.queue FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,tenant,name,profile,lease_seconds,max_attempts,backoff_seconds,backoff_max_seconds,key_limit,unknown,placeholders,resubmit_failed,paused,closed,class,payload_schema,result_schema,keep_completed_seconds,keep_failed_seconds,keep_cancelled_seconds,keep_decisions_seconds,stalled_after_seconds,created_at');
 
 ALTER TABLE helix.queue ENABLE ALWAYS TRIGGER audit;
 
@@ -13296,9 +13371,9 @@ GRANT ALL ON FUNCTION helix.all_metrics(p_limit integer) TO helix_reader;
 
 REVOKE ALL ON FUNCTION helix.answer_by_id(p_ids uuid[], p_done bigint[], p_state helix.state, p_reason helix.reason, p_actor text) FROM PUBLIC;
 
--- Name: FUNCTION answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[], p_raw text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[], p_raw text[]) FROM PUBLIC;
 
 -- Name: FUNCTION answer_rest(p_operation text, p_worker text, p_done bigint[], p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -13405,6 +13480,10 @@ REVOKE ALL ON FUNCTION helix.cancel(p_batch bigint[], p_reason helix.reason, p_a
 REVOKE ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) TO helix_operator;
 GRANT ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) TO helix_operate;
+
+-- Name: FUNCTION case_folded(p_texts text[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.case_folded(p_texts text[]) FROM PUBLIC;
 
 -- Name: FUNCTION check_asked(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -14344,6 +14423,10 @@ REVOKE ALL ON FUNCTION helix.perform_duty(p_duty text, p_actor text, p_limit int
 
 REVOKE ALL ON FUNCTION helix.pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_mine integer[], p_seen bigint[]) FROM PUBLIC;
 
+-- Name: FUNCTION placeholders_in(p_identity text[], p_placeholders text[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.placeholders_in(p_identity text[], p_placeholders text[]) FROM PUBLIC;
+
 -- Name: FUNCTION preview_fence_v1(p_tenant text, p_name text, p_identity text, p_request text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.preview_fence_v1(p_tenant text, p_name text, p_identity text, p_request text) FROM PUBLIC;
@@ -15084,11 +15167,11 @@ GRANT SELECT ON TABLE helix.metric TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.set_gauges(p_names text[], p_new helix.metric[]) FROM PUBLIC;
 
--- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_reason text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_reason text) TO helix_operate;
+REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_reason text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_reason text) TO helix_operate;
 
 -- Name: FUNCTION settle(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -15230,6 +15313,10 @@ REVOKE ALL ON FUNCTION helix.wake(p_tenant text, p_queue text) FROM PUBLIC;
 -- Name: FUNCTION wake_channel(p_queue text, p_login name, p_tenants text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.wake_channel(p_queue text, p_login name, p_tenants text[]) FROM PUBLIC;
+
+-- Name: FUNCTION without_placeholders(p_tenant text, p_queue text, INOUT p_identity text[], INOUT p_raw text[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.without_placeholders(p_tenant text, p_queue text, INOUT p_identity text[], INOUT p_raw text[]) FROM PUBLIC;
 
 -- Name: FUNCTION write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -72,8 +72,10 @@ def test_secret_in_a_refused_identity_is_not_logged(http, lab, requests):
 def test_service_warns_about_work_without_identity(http, lab, requests):
     lab.queue(unknown="accept")
     assert submit(http, lab, None).status_code == 201
-    rows = [{"identity": identity, "payload": 1} for identity in (None, "known", None)]
-    http.post(f"/v1/queues/{lab.q}/chunks", json={"submissions": rows})
+    rows = [{"identity": identity, "payload": 1} for identity in (None, "known", "Unknown")]
+    response = http.post(f"/v1/queues/{lab.q}/chunks", json={"submissions": rows})
+    answers = response.json()["submitted"]
+    assert [answer.get("without_identity", False) for answer in answers] == [True, False, True]
     summaries = [line for line in lines(requests, 2) if "status" in line]
     assert [line["without_identity"] for line in summaries] == [1, 2]
     assert {record.levelname for record in requests.records} == {"WARNING"}

@@ -28,7 +28,7 @@ from helixqueue.identity.keys import (
     stored_texts,
 )
 from helixqueue.identity.strictjson import Json, canonical_text, loads
-from helixqueue.identity.twins import TwinGroup, casefold_key, find_twins, skeleton
+from helixqueue.identity.twins import TwinGroup, casefold_key, find_twins, is_placeholder, skeleton
 
 __all__ = [
     "PART_SEPARATOR",
@@ -48,6 +48,7 @@ __all__ = [
     "fingerprint",
     "identity_texts",
     "is_name",
+    "is_placeholder",
     "key_bytes",
     "key_text",
     "loads",

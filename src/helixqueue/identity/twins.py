@@ -18,9 +18,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from helixqueue.errors import NotInstalled
+from helixqueue.identity.canonical import PART_SEPARATOR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from helixqueue.identity.canonical import Identity
 
@@ -60,6 +61,15 @@ def casefold_key(text: str) -> str:
     """Fold case so that canonically equal texts that differ in case only give one key."""
     folded = unicodedata.normalize("NFD", text).casefold()
     return unicodedata.normalize("NFC", folded)
+
+
+def is_placeholder(text: str, placeholders: Collection[str]) -> bool:
+    """Whether every part of a canonical identity is one of the placeholders, in any case.
+
+    `placeholders` were folded by `casefold_key`. The engine decides; a client knows it earlier.
+    """
+    parts = text.split(PART_SEPARATOR)
+    return all((p.lower() if p.isascii() else casefold_key(p)) in placeholders for p in parts)
 
 
 def skeleton(text: str) -> str:

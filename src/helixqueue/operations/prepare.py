@@ -19,7 +19,9 @@ from helixqueue.identity import (
     PART_SEPARATOR,
     canonical_revision,
     canonical_text,
+    casefold_key,
     identity_texts,
+    is_placeholder,
 )
 from helixqueue.queues import Shape, checked_requires
 from helixqueue.records.submission import Source, Submission, SubmissionRow
@@ -51,6 +53,11 @@ class KnownQueue:
     def schema(self) -> Schema | None:
         """The payload schema; `{}` accepts everything and is not checked."""
         return Schema(self.row.payload_schema) if self.row.payload_schema else None
+
+    @cached_property
+    def placeholders(self) -> frozenset[str]:
+        """Texts that count as no identity, as `is_placeholder` compares them."""
+        return frozenset(casefold_key(text.strip()) for text in self.row.placeholders)
 
     @property
     def is_compiled(self) -> bool:
@@ -94,16 +101,7 @@ def prepare(
     identity, payload, revision, priority, run_at, expires_at, limit_key, requires, source = (
         submission
     )
-    text, raw = None, None
-    if identity is not None:
-        text, raw = identity_texts(identity, known.row.profile)
-    elif known.row.unknown == "refuse":
-        raise InvalidIdentity(
-            f"expected an identity, got None: queue {known.row.name} refuses work without an "
-            "identity, which cannot be deduplicated; pass an identity, or declare the queue with "
-            "unknown='accept'",
-            code="missing",
-        )
+    text, raw = _identity_texts(known, identity)
     payload_text = known.payload_text(payload)
     if payload_bytes_max is not None and len(payload_text.encode()) > payload_bytes_max:
         raise InvalidPayload(
@@ -127,6 +125,25 @@ def prepare(
         _requires(requires),
         checked_source(source),
     )
+
+
+def _identity_texts(
+    known: KnownQueue, identity: str | tuple[str, ...] | None
+) -> tuple[str | None, str | None]:
+    """Canonical text and raw text; a placeholder is no identity and remains as the raw text."""
+    text, raw = None, None
+    if identity is not None:
+        text, raw = identity_texts(identity, known.row.profile)
+        if not is_placeholder(text, known.placeholders):
+            return text, raw
+    if known.row.unknown == "refuse":
+        raise InvalidIdentity(
+            f"expected an identity, got {ascii(identity)[:80]}: queue {known.row.name} refuses "
+            "work without an identity, which cannot be deduplicated; pass an identity, or declare "
+            "the queue with unknown='accept'",
+            code="missing",
+        )
+    return None, raw or text
 
 
 def submission_of(row: Submission | Mapping[str, Any]) -> Submission:

@@ -69,6 +69,8 @@ def retried(call: AnyCall[T], *, seconds: float, repeatable: bool = True) -> Ste
             pause = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**tries))  # noqa: S311
             pause += getattr(error, "retry_after", None) or 0.0
             lost = isinstance(error, Unavailable) and error.outcome_unknown
+            if isinstance(error, Unavailable):
+                error.repeatable = repeatable
             if (lost and not repeatable) or time.monotonic() + pause > deadline:
                 raise
             yield Sleep(pause)

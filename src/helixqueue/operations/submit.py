@@ -65,9 +65,10 @@ def submit(
     else:
         [answer] = yield Execute(call, within)
     if answer.decision in _ACCEPTED:
-        if row.identity is None:
-            _log_without_identity(operations, known, [answer], [row])
-        return Accepted(answer.receipt, answer.decision, answer.state, answer.differs)
+        _log_without_identity(operations, known, [answer])
+        return Accepted(
+            answer.receipt, answer.decision, answer.state, answer.differs, None, answer.is_unnamed
+        )
     [submitted] = yield from _explain(operations, known, [answer], [row])
     assert submitted.error is not None  # noqa: S101 - of a conflict or a refusal
     raise submitted.error
@@ -171,7 +172,7 @@ def _send_chunk(
         answers = yield from operations.ask(call, repeatable=repeatable)
     else:
         answers = yield Execute(call, within)
-    _log_without_identity(operations, known, answers, chunk.rows)
+    _log_without_identity(operations, known, answers)
     return chunk.complete((yield from _explain(operations, known, answers, chunk.rows)))
 
 
@@ -179,12 +180,11 @@ def _log_without_identity(
     operations: Operations,
     known: KnownQueue,
     answers: list[SubmittedRow],
-    rows: list[SubmissionRow],
 ) -> None:
     batches = [
         answer.receipt.batch_id
-        for answer, row in zip(answers, rows, strict=True)
-        if row.identity is None and answer.decision == "new" and answer.receipt is not None
+        for answer in answers
+        if answer.is_unnamed and answer.receipt is not None
     ]
     if operations.logs_identities:
         log_without_identity(known.row.name, batches)
@@ -229,8 +229,8 @@ def _explain(
     yield_at = time.monotonic() + YIELD_SECONDS
     for answer, row in zip(answers, rows, strict=True):
         if answer.decision in _ACCEPTED:
-            accepted = Submitted(answer.receipt, answer.decision, answer.state, answer.differs)
-            explained.append(accepted)
+            accepted = answer.receipt, answer.decision, answer.state, answer.differs
+            explained.append(Submitted(*accepted, None, answer.is_unnamed))
             continue
         explained.append(_with_error(answer, row, queue))
         if time.monotonic() > yield_at:
@@ -246,7 +246,7 @@ def _with_error(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Su
     elif answer.decision == "conflict":
         error = _conflict(answer, row, queue)
     elif answer.decision == "refused":
-        error = _refusal(answer, row, queue)
+        error = _refusal(answer, queue)
     return Submitted(answer.receipt, answer.decision, answer.state, answer.differs, error)
 
 
@@ -262,9 +262,9 @@ def _conflict(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Refu
     return Conflict(f"{stored}; they differ at {places[:200]}; {remedy}", diff=changes)
 
 
-def _refusal(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Refused:
+def _refusal(answer: SubmittedRow, queue: QueueRow) -> Refused:
     note = answer.note or "refused"
-    if row.identity is None and queue.unknown == "refuse":
+    if note.startswith("no identity"):
         return InvalidIdentity(note, code="missing")
     if queue.closed:
         return QueueClosed(f"{note}; an operator opens it with `helixq queue set`")

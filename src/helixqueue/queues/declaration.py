@@ -24,7 +24,7 @@ from helixqueue.records.parameter import check_value, kind_of
 from helixqueue.records.queue import QueueSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from helixqueue.worker.lease import AsyncLease, Lease
 
@@ -50,6 +50,7 @@ class Queue(Generic[P, R]):
         backoff_max: Seconds | None = None,
         key_limit: int | None = None,
         unknown: Literal["refuse", "accept"] | None = None,
+        placeholders: Sequence[str] | None = None,
         resubmit_failed: Literal["answer", "retry"] | None = None,
         requires: Mapping[str, Any] | None = None,
         stalled_after: Seconds | None = None,
@@ -78,6 +79,7 @@ class Queue(Generic[P, R]):
             "backoff_max_seconds": _setting_seconds("backoff_max", backoff_max),
             "key_limit": _setting("key_limit", key_limit),
             "unknown": _setting("unknown", unknown),
+            "placeholders": None if placeholders is None else list(placeholders),
             "stalled_after_seconds": _setting_seconds("stalled_after", stalled_after),
             "resubmit_failed": _setting("resubmit_failed", resubmit_failed),
             "requires": None if requires is None else checked_requires(requires),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -38,6 +38,7 @@ class QueueRow:
     stalled_after_seconds: float = 900  # claimable batches that wait for longer are reported
     # What a new source does to a FAILED batch: nothing, or a retry.
     resubmit_failed: Literal["answer", "retry"] = "answer"
+    placeholders: Sequence[str] = ()  # texts that count as no identity
 
 
 def _kept(rows: str, option: str) -> Param:
@@ -85,6 +86,13 @@ class QueueSettings(TypedDict, total=False):
         Literal["refuse", "accept"],
         Param("Work without identity: refuse or accept.", metavar="POLICY"),
     ]
+    placeholders: Annotated[
+        Sequence[str],
+        Param(
+            "Text that counts as no identity.",
+            example=["unknown", "n/a"], least=0, length=64, option="--placeholder", metavar="TEXT",
+        ),
+    ]  # fmt: skip
     closed: Annotated[bool, Param("Refuse or accept new submissions.", option="--closed/--open")]
     requires: Requirements
     payload_schema: Annotated[

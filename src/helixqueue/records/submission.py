@@ -20,6 +20,7 @@ DecisionWord = Literal["new", "duplicate", "conflict", "refused"]
 
 
 R = TypeVar("R", default=Any)
+WITHOUT_IDENTITY = "stored without identity"  # the engine's note on such a batch
 
 
 class Source(NamedTuple):
@@ -142,9 +143,14 @@ class SubmittedRow(NamedTuple):
     receipt: Receipt | None = None  # none when refused
     state: State | None = None
     stored_payload: str | None = None  # of a conflict, for the diff
-    note: str | None = None  # why refused
+    note: str | None = None  # why refused, or WITHOUT_IDENTITY
     differs: tuple[str, ...] = ()  # options of a duplicate that differ; the first submission wins
     error: Refused | None = None  # of a conflict or a refusal, if the service created it
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether this is a batch without identity, which no repeat will find."""
+        return self.note == WITHOUT_IDENTITY
 
 
 class Submitted(NamedTuple, Generic[R]):
@@ -155,6 +161,7 @@ class Submitted(NamedTuple, Generic[R]):
     state: State | None
     differs: tuple[str, ...] = ()  # options of a duplicate that differ; the first submission wins
     error: Refused | None = None  # of a conflict or a refusal: what `submit` would have raised
+    without_identity: bool = False  # of a new batch: none was given, or a placeholder
 
     @property
     def hint(self) -> str | None:

@@ -62,7 +62,8 @@ def _engine_problem(scope: Scope, error: HelixError, request_log: RequestLog) ->
     problem = problem_of(error, values=principal is not None and principal.sees_payloads)
     if problem.status_code >= 500:
         request_log.add(fault=f"{type(error).__name__}: {error}")
-        if not (request_log.unrepeatable and getattr(error, "outcome_unknown", False)):
+        unrepeatable = request_log.unrepeatable or not getattr(error, "repeatable", True)
+        if not (unrepeatable and getattr(error, "outcome_unknown", False)):
             # Either nothing happened, or the engine recognizes the repeat.
             problem.extra_headers[EFFECT_HEADER] = "none"
     return problem

@@ -37,6 +37,10 @@ create table helix.queue (
   key_limit         integer not null default 1 check (key_limit between 1 and 100000),
   -- Work without identity cannot be recognised when it is repeated, so it is refused by default.
   unknown           text not null default 'refuse' check (unknown in ('refuse', 'accept')),
+  -- Texts that labs and forms write where an identity is missing: they count as no identity.
+  placeholders      text[] not null default '{unknown,none,"null",n/a}'
+    check (cardinality(placeholders) <= 64 and array_position(placeholders, null) is null
+           and octet_length(array_to_string(placeholders, '')) <= 4096),
   -- What a new source does to a batch that is FAILED: nothing, or one more retry (45_source.sql).
   resubmit_failed   text not null default 'answer' check (resubmit_failed in ('answer', 'retry')),
   paused            boolean not null default false,  -- workers get nothing

@@ -13,7 +13,7 @@ create type helix.submitted as (
   fingerprint bytea,
   state       helix.state,
   payload     text,      -- conflict: the stored payload, for the diff, if the login may see payloads
-  note        text,      -- refused: why
+  note        text,      -- refused: why; new: that it has no identity
   differs     text[]     -- duplicate: options that differ from the first submission, which wins
 );
 
@@ -70,6 +70,8 @@ begin
     cardinality(p_payload), helix.shape(p_identity), helix.shape(p_payload), helix.shape(p_raw),
     helix.shape(p_revision), helix.shape(p_priority), helix.shape(p_run_at), helix.shape(p_expires_at),
     helix.shape(p_limit_key), helix.shape(p_requires));
+  select w.p_identity, w.p_raw into p_identity, p_raw
+  from helix.without_placeholders(p_tenant, p_queue, p_identity, p_raw) w;
   if v_fenced then
     v_many := array(
       select s from helix.submit_many(
@@ -105,6 +107,7 @@ declare
   v_inner   bytea;       -- the pads of the secret
   v_outer   bytea;
   v_awaited boolean;     -- a worker waits for this queue
+  v_words   text[];      -- its placeholders
   v_epoch   integer;
   v_key     bytea;
   v_print   bytea;
@@ -118,14 +121,14 @@ begin
                              where w.pending and w.queue = q.id and w.lane = l.id and w.turn > l.served
                              order by w.turn desc, w.batch desc limit 1)),
          s.id, s.inner_pad, s.outer_pad,
-         exists (select from helix.waiter w where w.queue = p_queue and w.until > v_now)
-  into v_queue, v_class, v_lane, v_turn, v_secret, v_inner, v_outer, v_awaited
+         exists (select from helix.waiter w where w.queue = p_queue and w.until > v_now), q.placeholders
+  into v_queue, v_class, v_lane, v_turn, v_secret, v_inner, v_outer, v_awaited, v_words
   from helix.queue q
   join helix.lane l on l.queue = q.name and l.class = q.class and l.priority = p_priority and not l.idle
   cross join lateral (select * from helix.secret order by id desc limit 1) s
   where q.tenant = p_tenant and q.name = p_queue and q.profile = p_profile
     and not q.closed and not q.paused;
-  if not found then
+  if not found or helix.placeholders_in(array[p_identity], v_words) <> '{}' then
     return null;
   end if;
   v_key := helix.derive_key(p_tenant, p_queue, p_identity, p_revision);
@@ -256,7 +259,8 @@ begin
                               p_limit_key);
     return query
       select n.place, 'new', v_key[n.place]::helix.key, v_print[n.place], 'PENDING'::helix.state,
-             null::text, null::text, null::text[]
+             null::text, case when p_identity[n.place] is null then 'stored without identity' end,
+             null::text[]
       from unnest(v_place) as n (place);
   end if;
 
@@ -268,7 +272,7 @@ begin
         p_expires_at, p_limit_key,
         coalesce(v_class, array_fill(v_queue.class, array[cardinality(p_payload)])),
         case when v_queue.closed then format('queue %s is closed to submissions', p_queue)
-             else 'expires_at is in the past' end, p_reused);
+             else 'expires_at is in the past' end, p_reused, p_raw);
   end if;
 end
 $$;

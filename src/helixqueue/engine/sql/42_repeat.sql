@@ -5,7 +5,7 @@
 create function helix.answer_repeats(
   p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[],
   p_priority smallint[], p_run_at timestamptz[], p_expires_at timestamptz[], p_limit_key text[],
-  p_class integer[], p_why text, p_reused integer[]
+  p_class integer[], p_why text, p_reused integer[], p_raw text[]
 ) returns setof helix.submitted
 language plpgsql as $$
 declare
@@ -19,6 +19,9 @@ begin
                   when b.fingerprint = helix.fingerprint(s, p_payload[a.place]) then 'duplicate'
                   else 'conflict' end as decision,
              case when a.place = any (p_reused) then 'its source stands for another submission'
+                  when a.key is null and p_raw[a.place] is not null
+                    then format('no identity: %s is a placeholder, and the queue refuses unknown work',
+                                left(p_raw[a.place], 200))
                   when a.key is null then 'no identity, and the queue refuses unknown work'
                   when b.key is null then p_why end as note
       from unnest(p_key) with ordinality as a (key, place)

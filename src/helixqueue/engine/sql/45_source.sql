@@ -73,6 +73,8 @@ begin
     helix.shape(p_identity), helix.shape(p_payload), helix.shape(p_raw), helix.shape(p_revision),
     helix.shape(p_priority), helix.shape(p_run_at), helix.shape(p_expires_at), helix.shape(p_limit_key),
     helix.shape(p_requires));
+  select w.p_identity, w.p_raw into p_identity, p_raw
+  from helix.without_placeholders(p_tenant, p_queue, p_identity, p_raw) w;
   select * into v_queue from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
   v_hash := array(
     select case when u.kind is not null then helix.source_hash(p_tenant, u.kind, u.name, u.id) end
@@ -83,7 +85,7 @@ begin
                 -- A repeat is answered although the queue refuses such work by now.
                 when v_queue.unknown = 'accept' or exists (select from helix.batch b where b.key = u.own)
                 then u.own end
-    from (select g.*, case when g.identity is null and g.kind is not null
+    from (select g.*, case when g.identity is null and g.kind <> 'http'
                            then helix.source_key(v_scope, g.kind, g.name, g.id) end as own
           from unnest(p_identity, p_revision, p_kind, p_name, p_id)
                with ordinality as g (identity, revision, kind, name, id, place) offset 0) u

@@ -37,7 +37,7 @@ create function helix.set_queue_v1(
   p_keep_cancelled_seconds double precision default null,
   p_keep_decisions_seconds double precision default null,
   p_stalled_after_seconds double precision default null, p_resubmit_failed text default null,
-  p_reason text default null
+  p_placeholders jsonb default null, p_reason text default null
 ) returns helix.queue
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s'
 set extra_float_digits = 1 set timezone = 'UTC' set intervalstyle = 'postgres' set bytea_output = 'hex' as $$
@@ -57,6 +57,8 @@ begin
     backoff_max_seconds = coalesce(p_backoff_max_seconds, q.backoff_max_seconds),
     key_limit           = coalesce(p_key_limit, q.key_limit),
     unknown             = coalesce(p_unknown, q.unknown),
+    placeholders        = case when p_placeholders is null then q.placeholders
+                               else array(select jsonb_array_elements_text(p_placeholders)) end,
     paused              = coalesce(p_paused, q.paused),
     closed              = coalesce(p_closed, q.closed),
     class               = coalesce(v_class, q.class),

@@ -60,10 +60,11 @@ begin
                             '{id,tenant,name,machine,initial,is_strict,bound,ignored,created_at,created_by}');
   perform helix.audit_table('helix.feed', '{tenant,name}',
                             '{tenant,name,ledger,queue,paused,created_at,created_by}');
-  perform helix.audit_table('helix.queue', '{id}',
-    '{id,tenant,name,profile,lease_seconds,max_attempts,backoff_seconds,backoff_max_seconds,key_limit,unknown,'
-    'resubmit_failed,paused,closed,class,payload_schema,result_schema,keep_completed_seconds,'
-    'keep_failed_seconds,keep_cancelled_seconds,keep_decisions_seconds,stalled_after_seconds,created_at}');
+  -- Every setting, also one that a later release adds.
+  perform helix.audit_table('helix.queue', '{id}', array(
+    select a.attname from pg_attribute a
+    where a.attrelid = 'helix.queue'::regclass and a.attnum > 0 and not a.attisdropped
+      and a.attname <> 'updated_at' order by a.attnum));
 end
 $$;
 

@@ -197,14 +197,9 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select c.requires from helix.requirement_class c where c.id = p_class
 $$;
 
--- A queue's settings.
+-- A queue's settings: every column of helix.queue, and its requirements.
 create view helix.queue_settings with (security_invoker = true) as
-  select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_seconds,
-         q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed,
-         helix.requires_of(q.class) as requires, q.payload_schema, q.result_schema,
-         q.keep_completed_seconds, q.keep_failed_seconds, q.keep_cancelled_seconds,
-         q.keep_decisions_seconds, q.stalled_after_seconds, q.resubmit_failed
-  from helix.queue q;
+  select q.*, helix.requires_of(q.class) as requires from helix.queue q;
 
 -- The settings of one queue; no row when there is none.
 create function helix.read_queue_v1(p_tenant text, p_queue text) returns setof helix.queue_settings

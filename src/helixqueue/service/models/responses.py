@@ -44,6 +44,7 @@ class SubmittedResponse(BaseModel):
     state: State | None
     differs: list[str]
     hint: str | None = None
+    without_identity: bool = False
     problem: ProblemResponse | None = None
 
 
@@ -104,6 +105,8 @@ def submitted(result: Submitted[Any], *, values: bool, request_id: str) -> dict[
         content["receipt"] = {"batch_id": batch_id, "key": key, "fingerprint": fingerprint}
     if result.hint is not None:
         content["hint"] = result.hint
+    if result.without_identity:
+        content["without_identity"] = True
     if result.error is not None:
         content["problem"] = problem_of(result.error, values=values).body(request_id)
     return content

@@ -127,6 +127,7 @@ _QUEUE = {
     "keep_decisions_seconds": 0.0,
     "stalled_after_seconds": 900.0,
     "resubmit_failed": "answer",
+    "placeholders": ["unknown", "none", "null", "n/a"],
 }
 _ZERO = {"number": 0, "more": False}
 _COUNTS = dict.fromkeys(("waiting", "assigned", "failed", "cancelled"), _ZERO) | {

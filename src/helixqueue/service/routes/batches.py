@@ -103,7 +103,7 @@ async def submit(
             request_log.add(**refused_fields(*refused_identity(_identity(body), refused)))
         service.metrics.count_decision(decision)
         raise
-    if body.identity is None:
+    if result.without_identity:
         request_log.warn(without_identity=1)
     service.metrics.count_decision(result.decision)
     request_log.add(batch=result.receipt.batch_id, decision=result.decision)
@@ -145,10 +145,7 @@ async def submit_many(
     values, request_id = principal.sees_payloads, request_log.request_id
     content = [responses.submitted(row, values=values, request_id=request_id) for row in results]
     _log_results(request_log, queue, rows, results, content)
-    without_identity = sum(
-        row.identity is None and result.decision == "new"
-        for row, result in zip(rows, results, strict=True)
-    )
+    without_identity = sum(result.without_identity for result in results)
     if without_identity:
         request_log.warn(without_identity=without_identity)
     decisions = Counter([result.decision for result in results])

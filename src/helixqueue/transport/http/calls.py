@@ -16,7 +16,7 @@ from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, key_bytes
 from helixqueue.records.batch import ActionResult
 from helixqueue.records.lease import ClaimResult, LeaseRow, SealedToken, WriteResult
-from helixqueue.records.submission import Receipt, SubmittedRow
+from helixqueue.records.submission import WITHOUT_IDENTITY, Receipt, SubmittedRow
 from helixqueue.states import State
 from helixqueue.transport.http.call import HttpCall, at, post, to_json, unless
 from helixqueue.transport.http.problem import error_from
@@ -88,8 +88,9 @@ def read_submitted(document: dict[str, Any]) -> SubmittedRow:
     if document.get("problem"):
         found = error_from(document["problem"])
         error = found if isinstance(found, Refused) else Refused(str(found))
+    note = WITHOUT_IDENTITY if document.get("without_identity") else None
     return SubmittedRow(
-        document["decision"], receipt, read_state(document["state"]), None, None,
+        document["decision"], receipt, read_state(document["state"]), None, note,
         tuple(document["differs"]), error,
     )  # fmt: skip
 
