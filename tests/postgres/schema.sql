@@ -553,6 +553,18 @@ $$;
 
 ALTER FUNCTION helix.actor_of(p_actor text) OWNER TO helix_engine;
 
+-- Name: add_histograms(integer[], integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.add_histograms(p_left integer[], p_right integer[]) RETURNS integer[]
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select case when p_right = '{}' then p_left when p_left = '{}' then p_right else array(
+    select coalesce(u.a, 0) + coalesce(u.b, 0)
+    from unnest(p_left, p_right) with ordinality as u (a, b, place) order by u.place) end
+$$;
+
+ALTER FUNCTION helix.add_histograms(p_left integer[], p_right integer[]) OWNER TO helix_engine;
+
 -- Name: advance_feed_v1(text, text, bigint, bigint, integer, bigint, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint, p_to_number bigint, p_to_version integer, p_count integer) RETURNS boolean
@@ -3927,13 +3939,18 @@ begin
             union all
             select f.xid from helix.fence_event f where f.xid >= v_mark and f.xid < v_edge
             union all
-            select d.xid from helix.fence_decision d where d.xid >= v_mark and d.xid < v_edge) c;
+            select d.xid from helix.fence_decision d where d.xid >= v_mark and d.xid < v_edge
+            union all
+            select r.xid from helix.refusal r where r.xid >= v_mark and r.xid < v_edge
+            union all
+            select d.xid from helix.decision d where d.xid >= v_mark and d.xid < v_edge) c;
       v_mark := coalesce(v_first, v_edge);
       v_span := v_span * 4;
     end loop;
     v_edge := least(v_reached, v_mark + c_span);
     perform helix.fold_entries(v_mark, v_edge);
     perform helix.count_fences(v_mark, v_edge);
+    perform helix.roll_up(v_mark, v_edge);
   end if;
   update helix.duty d set mark = v_edge where d.duty = 'metrics';
   return v_edge;
@@ -3941,6 +3958,28 @@ end
 $$;
 
 ALTER FUNCTION helix.follow_ledger() OWNER TO helix_engine;
+
+-- Name: forget_rollup(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.forget_rollup(p_limit integer) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  delete from helix.rollup r using (
+    (select o.tenant, o.queue, o.seconds, o.at from helix.rollup o
+     where o.seconds = 60 and o.at < v_now - interval '2 days' order by o.seconds, o.at limit p_limit)
+    union all
+    (select o.tenant, o.queue, o.seconds, o.at from helix.rollup o
+     where o.seconds = 3600 and o.at < v_now - interval '400 days' order by o.seconds, o.at limit p_limit)) old
+  where (r.tenant, r.queue, r.seconds, r.at) = (old.tenant, old.queue, old.seconds, old.at);
+end
+$$;
+
+ALTER FUNCTION helix.forget_rollup(p_limit integer) OWNER TO helix_engine;
 
 -- Name: framed(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4151,6 +4190,20 @@ CREATE FUNCTION helix.hinted(p_hint bigint[], p_hint_lane integer[], p_lane inte
 $$;
 
 ALTER FUNCTION helix.hinted(p_hint bigint[], p_hint_lane integer[], p_lane integer) OWNER TO helix_engine;
+
+-- Name: histogram(integer[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.histogram(p_buckets integer[], p_numbers bigint[]) RETURNS integer[]
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select array(
+    select coalesce(sum(u.number), 0)::integer
+    from generate_series(1, (select max(b) from unnest(p_buckets) b)) as place (bucket)
+    left join unnest(p_buckets, p_numbers) as u (bucket, number) on u.bucket = place.bucket
+    group by place.bucket order by place.bucket)
+$$;
+
+ALTER FUNCTION helix.histogram(p_buckets integer[], p_numbers bigint[]) OWNER TO helix_engine;
 
 -- Name: history_of(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4477,6 +4530,7 @@ declare
   v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
   v_edge    bigint := helix.follow_ledger();
 begin
+  perform helix.forget_rollup(p_limit);
   perform helix.start_series();
   p_limit := case when v_edge < v_reached then p_limit else least(helix.fold_changes(), p_limit - 1) end;
   perform helix.measure_queues();
@@ -9638,6 +9692,100 @@ $$;
 
 ALTER FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text) OWNER TO helix_engine;
 
+-- Name: roll_up(bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.roll_up(p_from bigint, p_to bigint) RETURNS void
+    LANGUAGE plpgsql
+    SET plan_cache_mode TO 'force_custom_plan'
+    SET enable_bitmapscan TO 'on'
+    SET enable_hashjoin TO 'on'
+    SET enable_sort TO 'on'
+    SET jit TO 'off'
+    AS $$
+begin
+  insert into helix.rollup as r (tenant, queue, seconds, at, submitted, repeated, completed, failed, cancelled,
+                                 lost, refused, pending, waits, runs)
+  with seen as materialized (
+    select e.at, e.from_state, e.to_state, e.reason, e.queue, e.before from helix.entry e
+    where e.xid >= p_from and e.xid < p_to and e.batch is not null
+  ),
+  happened as (
+    select u.queue, s.at,
+           case when s.from_state is null then 'submitted' when s.to_state = 'COMPLETED' then 'completed'
+                when s.to_state = 'FAILED' then 'failed' when s.to_state = 'CANCELLED' then 'cancelled' end as name,
+           count(*) as number
+    from seen s cross join lateral unnest(s.queue) as u (queue) group by u.queue, s.at, 3
+    union all
+    select u.queue, s.at, 'lost', count(*)
+    from seen s cross join lateral unnest(s.queue) as u (queue) where s.reason = 'lost' group by u.queue, s.at
+    union all
+    select u.queue, s.at, 'pending',
+           count(*) * ((s.to_state = 'PENDING')::integer - coalesce(s.from_state = 'PENDING', false)::integer)
+    from seen s cross join lateral unnest(s.queue) as u (queue)
+    where s.to_state = 'PENDING' or s.from_state = 'PENDING' group by u.queue, s.at, s.to_state, s.from_state
+    union all
+    select q.id, d.at, 'repeated', count(*)
+    from helix.decision d join helix.queue q on q.tenant = d.tenant and q.name = d.queue
+    where d.xid >= p_from and d.xid < p_to and d.kind = 'duplicate' group by q.id, d.at
+    union all
+    select b.queue, f.first_at, 'refused', count(*)
+    from helix.refusal f join helix.batch b on b.id = f.batch
+    where f.xid >= p_from and f.xid < p_to group by b.queue, f.first_at
+  ),
+  -- Batches of one entry that had one entry before waited and ran equally long.
+  timed as (
+    select u.queue, s.at, u.before, s.from_state = 'PENDING' as is_wait, count(*) as number
+    from seen s cross join lateral unnest(s.queue, s.before) as u (queue, before)
+    where s.from_state = 'PENDING' and s.to_state in ('ASSIGNED', 'RUNNING')
+       or s.reason = 'completed' or s.reason = 'failed' and s.from_state in ('ASSIGNED', 'RUNNING')
+    group by u.queue, s.at, u.before, 4
+  ),
+  bucketed as (
+    select t.queue, t.at, t.is_wait, t.number,
+           helix.time_bucket(extract(epoch from t.at - b.at)::double precision) as bucket
+    from timed t
+    cross join lateral (select p.at from helix.entry p where p.id = t.before order by p.part limit 1) b
+  ),
+  -- Each span of each queue, and of all queues of its tenant.
+  spans as (
+    select q.tenant, n.queue, s.seconds,
+           date_bin(make_interval(secs => s.seconds), c.at, 'epoch'::timestamptz) as at, c.name, c.is_wait, c.bucket,
+           sum(c.number) as number
+    from (select h.queue, h.at, h.name, null::boolean as is_wait, null::integer as bucket, h.number from happened h
+          where h.name is not null
+          union all
+          select b.queue, b.at, null, b.is_wait, b.bucket, b.number from bucketed b) c
+    join helix.queue q on q.id = c.queue
+    cross join lateral (values (q.name), ('')) as n (queue)
+    cross join (values (60), (3600)) as s (seconds)
+    group by q.tenant, n.queue, s.seconds, 4, c.name, c.is_wait, c.bucket
+  )
+  select s.tenant, s.queue, s.seconds, s.at,
+         coalesce(sum(s.number) filter (where s.name = 'submitted'), 0),
+         coalesce(sum(s.number) filter (where s.name = 'repeated'), 0),
+         coalesce(sum(s.number) filter (where s.name = 'completed'), 0),
+         coalesce(sum(s.number) filter (where s.name = 'failed'), 0),
+         coalesce(sum(s.number) filter (where s.name = 'cancelled'), 0),
+         coalesce(sum(s.number) filter (where s.name = 'lost'), 0),
+         coalesce(sum(s.number) filter (where s.name = 'refused'), 0),
+         coalesce(sum(s.number) filter (where s.name = 'pending'), 0),
+         helix.histogram(array_agg(s.bucket) filter (where s.is_wait),
+                         array_agg(s.number::bigint) filter (where s.is_wait)),
+         helix.histogram(array_agg(s.bucket) filter (where not s.is_wait),
+                         array_agg(s.number::bigint) filter (where not s.is_wait))
+  from spans s
+  group by s.tenant, s.queue, s.seconds, s.at
+  on conflict (tenant, queue, seconds, at) do update
+  set submitted = r.submitted + excluded.submitted, repeated = r.repeated + excluded.repeated,
+      completed = r.completed + excluded.completed, failed = r.failed + excluded.failed,
+      cancelled = r.cancelled + excluded.cancelled, lost = r.lost + excluded.lost,
+      refused = r.refused + excluded.refused, pending = r.pending + excluded.pending,
+      waits = helix.add_histograms(r.waits, excluded.waits), runs = helix.add_histograms(r.runs, excluded.runs);
+end
+$$;
+
+ALTER FUNCTION helix.roll_up(p_from bigint, p_to bigint) OWNER TO helix_engine;
+
 -- Name: rotate_secret_v1(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.rotate_secret_v1() RETURNS smallint
@@ -10990,6 +11138,17 @@ $$;
 
 ALTER FUNCTION helix.tenant_key_v1(p_tenant text) OWNER TO helix_engine;
 
+-- Name: time_bucket(double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.time_bucket(p_seconds double precision) RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select case when p_seconds < 0.001 then 1
+              else least(1 + floor(2 * ln(p_seconds * 1000) / ln(2))::integer, 64) end
+$$;
+
+ALTER FUNCTION helix.time_bucket(p_seconds double precision) OWNER TO helix_engine;
+
 -- Name: tombstone_hash(bytea, bytea, integer, bigint, integer, helix.state, smallint, timestamp with time zone, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone) RETURNS bytea
@@ -11835,6 +11994,31 @@ ALTER TABLE helix.role_tenant OWNER TO helix_owner;
 
 COMMENT ON TABLE helix.role_tenant IS 'Bindings of login roles to tenants; tenant * binds all.';
 
+-- Name: rollup; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.rollup (
+    tenant text NOT NULL,
+    queue text NOT NULL,
+    seconds integer NOT NULL,
+    at timestamp with time zone NOT NULL,
+    submitted bigint NOT NULL,
+    repeated bigint NOT NULL,
+    completed bigint NOT NULL,
+    failed bigint NOT NULL,
+    cancelled bigint NOT NULL,
+    lost bigint NOT NULL,
+    refused bigint NOT NULL,
+    pending bigint NOT NULL,
+    waits integer[] NOT NULL,
+    runs integer[] NOT NULL,
+    CONSTRAINT rollup_seconds_check CHECK ((seconds = ANY (ARRAY[60, 3600])))
+)
+WITH (fillfactor='50');
+
+ALTER TABLE ONLY helix.rollup FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.rollup OWNER TO helix_owner;
+
 -- Name: source; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.source (
@@ -12094,6 +12278,11 @@ ALTER TABLE ONLY helix.result
 ALTER TABLE ONLY helix.role_tenant
     ADD CONSTRAINT role_tenant_pkey PRIMARY KEY (role, tenant);
 
+-- Name: rollup rollup_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.rollup
+    ADD CONSTRAINT rollup_pkey PRIMARY KEY (tenant, queue, seconds, at);
+
 -- Name: secret secret_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.secret
@@ -12243,6 +12432,10 @@ CREATE INDEX request_due ON helix.request USING btree (due, number) WHERE (due I
 -- Name: request_number; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX request_number ON helix.request USING btree (number);
+
+-- Name: rollup_age; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX rollup_age ON helix.rollup USING btree (seconds, at);
 
 -- Name: source_batch; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -12457,6 +12650,12 @@ ALTER TABLE helix.result ENABLE ALWAYS TRIGGER a_guard;
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.role_tenant FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.role_tenant ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: rollup a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.rollup FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.rollup ENABLE ALWAYS TRIGGER a_guard;
 
 -- Name: secret a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -12673,6 +12872,12 @@ ALTER TABLE helix.result ENABLE ALWAYS TRIGGER a_guard_truncate;
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.role_tenant FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.role_tenant ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: rollup a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.rollup FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.rollup ENABLE ALWAYS TRIGGER a_guard_truncate;
 
 -- Name: secret a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -12998,6 +13203,10 @@ CREATE POLICY engine ON helix.requirement_class TO helix_engine USING (true);
 
 CREATE POLICY engine ON helix.result TO helix_engine USING (true);
 
+-- Name: rollup engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.rollup TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
 -- Name: source engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine ON helix.source TO helix_engine USING (true);
@@ -13166,6 +13375,10 @@ CREATE POLICY operator ON helix.requirement_class FOR SELECT TO helix_operator U
 
 CREATE POLICY operator ON helix.result FOR SELECT TO helix_operator USING (true);
 
+-- Name: rollup operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.rollup FOR SELECT TO helix_operator USING (true);
+
 -- Name: source operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.source FOR SELECT TO helix_operator USING (true);
@@ -13294,6 +13507,10 @@ CREATE POLICY reader ON helix.requirement_class FOR SELECT TO helix_reader USING
 
 CREATE POLICY reader ON helix.result FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
 
+-- Name: rollup reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.rollup FOR SELECT TO helix_reader USING (COALESCE((tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
 -- Name: source reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY reader ON helix.source FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
@@ -13317,6 +13534,10 @@ ALTER TABLE helix.result ENABLE ROW LEVEL SECURITY;
 -- Name: role_tenant; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.role_tenant ENABLE ROW LEVEL SECURITY;
+
+-- Name: rollup; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.rollup ENABLE ROW LEVEL SECURITY;
 
 -- Name: source; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -13355,6 +13576,10 @@ REVOKE ALL ON FUNCTION helix.activate_lanes(p_batch bigint[]) FROM PUBLIC;
 -- Name: FUNCTION actor_of(p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.actor_of(p_actor text) FROM PUBLIC;
+
+-- Name: FUNCTION add_histograms(p_left integer[], p_right integer[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.add_histograms(p_left integer[], p_right integer[]) FROM PUBLIC;
 
 -- Name: FUNCTION advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint, p_to_number bigint, p_to_version integer, p_count integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -14096,6 +14321,10 @@ REVOKE ALL ON FUNCTION helix.fold_entries(p_from bigint, p_to bigint) FROM PUBLI
 
 REVOKE ALL ON FUNCTION helix.follow_ledger() FROM PUBLIC;
 
+-- Name: FUNCTION forget_rollup(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.forget_rollup(p_limit integer) FROM PUBLIC;
+
 -- Name: FUNCTION framed(p_text text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.framed(p_text text) FROM PUBLIC;
@@ -14168,6 +14397,10 @@ GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) TO helix_work;
 -- Name: FUNCTION hinted(p_hint bigint[], p_hint_lane integer[], p_lane integer); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.hinted(p_hint bigint[], p_hint_lane integer[], p_lane integer) FROM PUBLIC;
+
+-- Name: FUNCTION histogram(p_buckets integer[], p_numbers bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.histogram(p_buckets integer[], p_numbers bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION history_of(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -15074,6 +15307,10 @@ REVOKE ALL ON FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor
 GRANT ALL ON FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text) TO helix_admin;
 
+-- Name: FUNCTION roll_up(p_from bigint, p_to bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.roll_up(p_from bigint, p_to bigint) FROM PUBLIC;
+
 -- Name: FUNCTION rotate_secret_v1(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.rotate_secret_v1() FROM PUBLIC;
@@ -15280,6 +15517,10 @@ GRANT ALL ON FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit int
 REVOKE ALL ON FUNCTION helix.tenant_key_v1(p_tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.tenant_key_v1(p_tenant text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.tenant_key_v1(p_tenant text) TO helix_delegate;
+
+-- Name: FUNCTION time_bucket(p_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.time_bucket(p_seconds double precision) FROM PUBLIC;
 
 -- Name: FUNCTION tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -15656,6 +15897,10 @@ GRANT ALL ON SEQUENCE helix.requirement_class_id_seq TO helix_engine;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.role_tenant TO helix_engine;
 GRANT SELECT ON TABLE helix.role_tenant TO helix_reader;
 GRANT SELECT ON TABLE helix.role_tenant TO helix_operator;
+
+-- Name: TABLE rollup; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.rollup TO helix_engine;
 
 -- Name: TABLE source; Type: ACL; Schema: helix; Owner: helix_owner
 

@@ -34,6 +34,11 @@ UNSEEN = {
         "metric.tenant metric.name metric.queue metric.label metric.value metric_change.tenant "
         "metric_change.name metric_change.queue metric_change.label metric_change.value"
     ),
+    "figures for plots; the ledger has every step that they count": (
+        "rollup.tenant rollup.queue rollup.at rollup.submitted rollup.repeated "
+        "rollup.completed rollup.failed rollup.cancelled rollup.lost rollup.refused "
+        "rollup.pending rollup.waits rollup.runs"
+    ),
     "a claim call that was answered; only one of a live lease matters, and that is found": (
         "request.id request.number request.due request.at request.unsettled request.worker"
     ),

@@ -51,4 +51,10 @@ REPORTS = {
         """insert into helix.metric_change (tenant, name, queue, value)
            values ('a', 'helix_lease_reaped_total', 'forged', 7)""",
     ),
+    "figures of a minute were edited": (
+        MISSED | {"figures for plots; the ledger has every step that they count"},
+        """insert into helix.rollup (tenant, queue, seconds, at, submitted, repeated, completed,
+                                     failed, cancelled, lost, refused, pending, waits, runs)
+           values ('a', 'q', 60, now(), 7, 0, 0, 0, 0, 0, 0, 0, '{}', '{}')""",
+    ),
 }

@@ -85,6 +85,7 @@ declare
   v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
   v_edge    bigint := helix.follow_ledger();
 begin
+  perform helix.forget_rollup(p_limit);
   perform helix.start_series();
   p_limit := case when v_edge < v_reached then p_limit else least(helix.fold_changes(), p_limit - 1) end;
   perform helix.measure_queues();
@@ -95,7 +96,7 @@ begin
 end
 $$;
 
--- Folds new ledger entries and calls of fences, a range of transactions per call; returns the first one that is
+-- Folds new ledger entries, decisions, refusals and calls of fences, a range of transactions per call; returns the first one that is
 -- not folded. Archiving calls it too, before it empties entries. The duty's row is locked; while another process folds, it does nothing.
 create function helix.follow_ledger() returns bigint
 language plpgsql
@@ -123,13 +124,18 @@ begin
             union all
             select f.xid from helix.fence_event f where f.xid >= v_mark and f.xid < v_edge
             union all
-            select d.xid from helix.fence_decision d where d.xid >= v_mark and d.xid < v_edge) c;
+            select d.xid from helix.fence_decision d where d.xid >= v_mark and d.xid < v_edge
+            union all
+            select r.xid from helix.refusal r where r.xid >= v_mark and r.xid < v_edge
+            union all
+            select d.xid from helix.decision d where d.xid >= v_mark and d.xid < v_edge) c;
       v_mark := coalesce(v_first, v_edge);
       v_span := v_span * 4;
     end loop;
     v_edge := least(v_reached, v_mark + c_span);
     perform helix.fold_entries(v_mark, v_edge);
     perform helix.count_fences(v_mark, v_edge);
+    perform helix.roll_up(v_mark, v_edge);
   end if;
   update helix.duty d set mark = v_edge where d.duty = 'metrics';
   return v_edge;

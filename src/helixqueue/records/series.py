@@ -1,0 +1,114 @@
+"""Figures over time, from the rollup that a duty keeps (engine/sql/76_rollup.sql)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import accumulate, zip_longest
+from typing import Final, Literal
+
+Period = Literal["1h", "6h", "1d", "7d", "30d"]
+BUCKETS_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What happened in some time. Times are in seconds; None: nothing was measured."""
+
+    submitted: int = 0  # new batches
+    repeated: int = 0  # submissions of a batch that existed
+    completed: int = 0
+    failed: int = 0  # batches that ended FAILED
+    cancelled: int = 0
+    lost: int = 0  # leases
+    refused: int = 0  # late writes
+    wait_p50: float | None = None  # from PENDING to the claim
+    wait_p95: float | None = None
+    run_p50: float | None = None  # from the start of an attempt until its worker ended it
+    run_p95: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesPoint(Figures):
+    """The figures of one step of a series, and the backlog at its end."""
+
+    at: datetime | None = None  # begin of the step
+    pending: int | None = None  # PENDING batches; None: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSeries:
+    """Figures of one queue, or of all queues, in steps of equal length."""
+
+    queue: str | None
+    period: Period
+    start: datetime
+    end: datetime
+    step_seconds: int
+    kept_at: datetime | None  # when the duty last ran; None: never
+    total: Figures
+    points: tuple[SeriesPoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RollupRow:
+    """A row of the rollup: numbers, and durations by bucket."""
+
+    at: datetime
+    submitted: int
+    repeated: int
+    completed: int
+    failed: int
+    cancelled: int
+    lost: int
+    refused: int
+    pending: int  # change of the number of PENDING batches
+    waits: Sequence[int]
+    runs: Sequence[int]
+
+
+def figures_of(rows: Sequence[RollupRow]) -> Figures:
+    """The figures of some rows together."""
+    waits = add_histograms([row.waits for row in rows])
+    runs = add_histograms([row.runs for row in rows])
+    return Figures(
+        sum(row.submitted for row in rows),
+        sum(row.repeated for row in rows),
+        sum(row.completed for row in rows),
+        sum(row.failed for row in rows),
+        sum(row.cancelled for row in rows),
+        sum(row.lost for row in rows),
+        sum(row.refused for row in rows),
+        quantile(waits, 0.5),
+        quantile(waits, 0.95),
+        quantile(runs, 0.5),
+        quantile(runs, 0.95),
+    )
+
+
+def add_histograms(histograms: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*histograms, fillvalue=0)]
+
+
+def bucket_bounds(bucket: int) -> tuple[float, float]:
+    """Seconds: the least of the bucket, and the least of the next one."""
+    lower = 0.0 if bucket == 1 else 2 ** ((bucket - 1) / 2) / 1000
+    return lower, 2 ** (bucket / 2) / 1000
+
+
+def quantile(histogram: Sequence[int], share: float) -> float | None:
+    """The duration that this share of durations does not exceed; None without any.
+
+    Inside a bucket durations are taken as evenly spread: the error is below the width of a bucket,
+    a factor of 1.42.
+    """
+    sums = list(accumulate(histogram))
+    if not sums or not sums[-1]:
+        return None
+    rank = share * sums[-1]
+    place = next(place for place, total in enumerate(sums) if total >= rank and total)
+    lower, upper = bucket_bounds(place + 1)
+    before = sums[place] - histogram[place]
+    inside = (rank - before) / histogram[place] if histogram[place] else 1.0
+    return lower + (upper - lower) * min(max(inside, 0.0), 1.0)
