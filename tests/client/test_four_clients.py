@@ -10,7 +10,7 @@ import pytest
 import helixqueue
 from helixqueue import AsyncHelixClient, AsyncHelixQueue, HelixClient, HelixQueue
 from helixqueue.errors import Refused
-from helixqueue.records.lease import Settlement, Token
+from helixqueue.records.lease import SealedToken, Settlement
 
 CLIENTS = [HelixQueue, AsyncHelixQueue, HelixClient, AsyncHelixClient]
 PAIRS = [(HelixQueue, AsyncHelixQueue), (HelixClient, AsyncHelixClient)]
@@ -55,7 +55,7 @@ def test_async_method_has_the_same_parameters_and_docs(client, async_client, nam
     assert inspect.getdoc(method) == inspect.getdoc(async_method)
 
 
-SETTLEMENT = Settlement(1, Token(1, 1, 1), "completed")
+SETTLEMENT = Settlement(1, SealedToken("sealed"), "completed")
 
 
 def test_service_client_refuses_a_transaction_of_the_caller():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import ExitStack, asynccontextmanager
 
 import httpx
@@ -89,15 +90,20 @@ async def becomes(ask):
             await asyncio.sleep(0.005)
 
 
+async def mark_of_listener(http, token):
+    """The mark after the first wake-up: the service listens, so a wait with this mark lasts."""
+    mark = (await http.post("/v1/work/expect", json=WAIT, headers=token)).json()["mark"]
+    wait = {**WAIT, "mark": mark}
+    return (await http.post("/v1/work/wait", json=wait, headers=token)).json()["mark"]
+
+
 async def held(app, http, token, number):
     """Start this many waiting workers."""
-
-    async def wait():
-        return (await http.post("/v1/work/wait", json={**WAIT, "mark": mark}, headers=token)).json()
-
-    mark = (await http.post("/v1/work/expect", json=WAIT, headers=token)).json()["mark"]
-    mark = (await wait())["mark"]  # the first wake-up means that the service listens
-    waiting = [asyncio.create_task(wait()) for _ in range(number)]
+    wait = {**WAIT, "mark": await mark_of_listener(http, token)}
+    waiting = [
+        asyncio.create_task(http.post("/v1/work/wait", json=wait, headers=token))
+        for _ in range(number)
+    ]
     await becomes(lambda: app.state.service.waits.taken == number)
     return waiting
 
@@ -328,12 +334,11 @@ async def broken(_, waiting):
 @pytest.mark.parametrize("how", ["leaves", "cancelled", "fault"])
 @pytest.mark.usefixtures("small")
 def test_wait_that_ends_early_is_released(database, how, monkeypatch):
-    body = b'{"worker": "w", "queues": ["held"], "seconds": 30}'
-
     async def come_and_go():
-        async with within(database, duties=False) as (app, _, tokens):
+        async with within(database, duties=False) as (app, http, tokens):
             waits = app.state.service.waits
-            client = Client(body)
+            mark = await mark_of_listener(http, tokens["a"])
+            client = Client(json.dumps({**WAIT, "mark": mark}).encode())
             if how == "fault":
                 monkeypatch.setattr(leases, "unless_disconnected", broken)
             headers = tokens["a"] | {"Content-Type": "application/json"}
