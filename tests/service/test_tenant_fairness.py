@@ -9,7 +9,7 @@ from contextlib import ExitStack, asynccontextmanager
 import httpx
 import pytest
 
-from helixqueue.postgres.fair_semaphore import FairSemaphore
+from helixqueue.postgres.fairness import FairSemaphore
 from helixqueue.service.app import create_app
 from helixqueue.service.problems import Problem
 from helixqueue.service.routes import leases

@@ -48,10 +48,15 @@ class Way:
         return self.do(self.transport.settle(settlements))
 
     def renew(self, *leases):
-        return self.do(self.transport.renew([held(lease) for lease in leases]))
+        return self.run("renew", leases)
 
     def release(self, *leases, detail="the node is drained"):
-        return self.do(self.transport.release([held(lease) for lease in leases], detail))
+        return self.run("release", leases, detail=detail)
+
+    def run(self, name, leases, **options):
+        call = getattr(self.transport.calls, name)
+        leases = [held(lease) for lease in leases]
+        return self.do(self.transport.run(call(worker=self.worker, leases=leases, **options)))
 
     def close(self):
         self.do(self.transport.close())
@@ -421,7 +426,7 @@ def test_worker_reports_its_health(way, lab):
         "health": {"busy": 2, "trouble": None},
         "progress": [{"batch": str(uuid.uuid4()), "fraction": 0.5, "note": "half"}],
     }
-    way.do(way.transport.hello(found))
+    way.do(way.transport.run(way.transport.calls.hello(worker=way.worker, free=found)))
     [(free,)] = lab.database.rows(
         "select free from helix.worker where name = any (%s)",
         [way.worker, f"a/{way.worker}"],
@@ -483,7 +488,8 @@ def test_transport_recreated_in_another_process_renews_leases(way, lab):
     async def renewed():
         twin = build_transport(spec)
         try:
-            return await twin.renew([held(lease)])
+            call = twin.calls.renew(worker=twin.worker, leases=[held(lease)])
+            return await twin.run(call)
         finally:
             await twin.close()
 

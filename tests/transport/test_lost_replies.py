@@ -175,18 +175,24 @@ def test_worker_whose_every_answer_is_lost_once_completes_each_batch_once(cuttin
 # What a worker may ask: of a lease, and what the repeat of a lost answer is told.
 OF_A_WORKER = {
     "claim": (lambda way, _: way.claim(way.request), lambda operation: len(operation.leases) == 1),
-    "renew": (lambda way, it: way.renew([it]), lambda operation: operation[0].answer == "ok"),
+    "renew": (
+        lambda way, it: way.run(way.calls.renew(worker=way.worker, leases=[it])),
+        lambda operation: operation[0].answer == "ok",
+    ),
     "settle": (
         lambda way, it: way.settle([completed(it)]),
         lambda operation: operation[0].answer == "repeat",
     ),
     "release": (
-        lambda way, it: way.release([it], "x"),
+        lambda way, it: way.run(way.calls.release(worker=way.worker, leases=[it], detail="x")),
         lambda operation: operation[0].answer == "repeat",
     ),
     "was_settled": (lambda way, it: way.was_settled(it), lambda operation: operation is False),
     "queue": (lambda way, it: way.queue("a", it.queue), lambda operation: operation is not None),
-    "hello": (lambda way, _: way.hello({"gpus": 1}), lambda operation: operation is None),
+    "hello": (
+        lambda way, _: way.run(way.calls.hello(worker=way.worker, free={"gpus": 1})),
+        lambda operation: operation is None,
+    ),
     "subscribe": (
         lambda way, it: way.subscribe([it.queue], 60),
         lambda operation: operation is None,
@@ -200,8 +206,10 @@ OF_A_WORKER = {
 
 def test_every_call_of_the_transport_has_a_case():
     calls = {name for name, first in vars(Transport).items() if inspect.iscoroutinefunction(first)}
-    # Who is not woken looks by himself, so that call fails with nothing; closing asks nobody.
-    assert calls - {"wait_for_wakeup", "close"} == set(OF_A_WORKER)
+    # `run` takes the calls of leases and of a worker's status. A worker that is not woken polls, so
+    # `wait_for_wakeup` fails with nothing; closing sends nothing.
+    methods = calls - {"run", "wait_for_wakeup", "close"}
+    assert methods | {"renew", "release", "hello"} == set(OF_A_WORKER)
 
 
 @pytest.mark.parametrize("name", OF_A_WORKER)

@@ -266,13 +266,13 @@ def test_idle_worker_sends_fewer_than_two_statements_per_second(helix, name, shi
         wait_until(lambda: worker.worker.health.counts.completed == 150)
         wait_until(lambda: worker.worker._claimer._subscribed_at is not None)
         ids = []
-        original = worker.worker._transport._run
+        original = worker.worker._transport.run
 
         async def counted(call):
             ids.append(call.sql)
             return await original(call)
 
-        worker.worker._transport._run = counted
+        worker.worker._transport.run = counted
         cpu = time.process_time()
         time.sleep(3)
         assert len(ids) < 5

@@ -6,7 +6,7 @@ third of a round trip, and half of the client's time of a bulk submit. One join 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,12 +30,11 @@ def texts(values: Sequence[str | None] | None) -> str | None:
     """Encode texts and values with a text form, each in quotes."""
     if values is None:
         return None
-    known = [value for value in values if value is not None]
-    if len(known) == len(values) > 0:
+    if values and None not in values:
         # Escaped in one pass. If a value contains a NUL, which is the separator here, each value is
         # quoted by itself, and the driver refuses the NUL.
-        joined = "\0".join(known)
-        if joined.count("\0") == len(known) - 1:
+        joined = "\0".join(cast("Sequence[str]", values))
+        if joined.count("\0") == len(values) - 1:
             return '{"' + _escaped(joined).replace("\0", '","') + '"}'
     quoted = ["null" if value is None else f'"{_escaped(value)}"' for value in values]
     return "{" + ",".join(quoted) + "}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
 import orjson
@@ -129,15 +131,15 @@ def claim(
             _jsonb(free),
             start,
             lease_seconds,
-            *(_hint_columns(hints) if hints else (None,) * 3),
+            *(map(numbers, zip(*hints, strict=True)) if hints else (None,) * 3),
             *(_settlement_columns(settle) if settle else (None,) * 10),
             tenant,
         ),
-        lambda rows: _read_claimed(rows, settle),
+        partial(_read_claimed, settle),
     )
 
 
-def _read_claimed(rows: list[Row], settle: Sequence[Settlement]) -> ClaimResult:
+def _read_claimed(settle: Sequence[Settlement], rows: list[Row]) -> ClaimResult:
     """The first row describes the whole call (`helix.claim_header`), the others are leases."""
     header = orjson.loads(rows[0][6])
     if header["settled"] is None:
@@ -164,7 +166,7 @@ def _read_claimed(rows: list[Row], settle: Sequence[Settlement]) -> ClaimResult:
         tenant, name, lease_seconds, deadline = queues[queue]
         row = (batch, token, key, tenant, name, identity, revision, payload, attempt, state)
         leases.append(LeaseRow(*row, deadline, lease_seconds))
-    hints = tuple([Hint(*hint) for hint in header["hints"]])
+    hints = tuple(starmap(Hint, header["hints"]))
     return ClaimResult(tuple(leases), settled, hints, header["more"])
 
 
@@ -374,10 +376,6 @@ def _settlement_columns(settlements: Sequence[Settlement]) -> tuple[str | None, 
         plain(permanent) if any(permanent) else None,
         None if after.count(None) == count else plain(after),
     )
-
-
-def _hint_columns(hints: Sequence[Hint]) -> tuple[str, ...]:
-    return tuple(numbers(column) for column in zip(*hints, strict=True))
 
 
 def _times(values: Sequence[datetime | None] | None) -> str | None:

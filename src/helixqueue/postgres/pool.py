@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from helixqueue.errors import HelixError, Unavailable
 from helixqueue.postgres.database import AsyncDatabase, Database, is_idle, is_usable
-from helixqueue.postgres.fair_semaphore import FairSemaphore
+from helixqueue.postgres.fairness import FairSemaphore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

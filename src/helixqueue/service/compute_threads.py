@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from helixqueue.errors import HelixError
-from helixqueue.postgres.fair_semaphore import FairSemaphore
+from helixqueue.postgres.fairness import FairSemaphore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator

@@ -13,7 +13,7 @@ from helixqueue.errors import HelixError, NotPermitted, SchemaMismatch
 from helixqueue.fence.metrics import Counters
 from helixqueue.fence.policy import Policy, Route
 from helixqueue.postgres.database import AsyncDatabase
-from helixqueue.postgres.fair_semaphore import FairSemaphore
+from helixqueue.postgres.fairness import FairSemaphore
 from helixqueue.postgres.tenant_sessions import TenantSessions
 from helixqueue.postgres.wakeups import Wakeups
 from helixqueue.service.address import proxy_networks

@@ -1,11 +1,11 @@
-"""Per-process limits, shared fairly between tenants (postgres/fair_quota.py has the rule)."""
+"""Per-process limits, shared fairly between tenants (postgres/fairness.py has the rule)."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from helixqueue.postgres.fair_quota import FREE_FACTOR, FairQuota
+from helixqueue.postgres.fairness import FREE_FACTOR, FairQuota
 from helixqueue.service.problems import Problem
 
 if TYPE_CHECKING:
@@ -34,9 +34,8 @@ class TenantLimits:
             self._quota.give_back(tenant)
 
     def take(self, tenant: str) -> None:
-        if not self._quota.has_room(tenant):
-            raise self._exceeded(self._quota.held_by(tenant))
-        self._quota.take(tenant)
+        if not self._quota.take(tenant):
+            raise self._exceeded(self._quota.by_tenant[tenant])
 
     def give_back(self, tenant: str) -> None:
         self._quota.give_back(tenant)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import psycopg
 from psycopg import sql
@@ -25,6 +25,7 @@ from helixqueue.transport.protocol import LeaseRef
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from helixqueue.operations.steps import AnyCall
     from helixqueue.postgres.call import Call
     from helixqueue.transport.protocol import (
         ClaimRequest,
@@ -41,6 +42,8 @@ WAIT_SECONDS = 30.0  # for a free connection of this worker
 
 class PostgresTransport:
     """The connections of one worker to one database."""
+
+    calls = calls
 
     def __init__(
         self,
@@ -91,9 +94,13 @@ class PostgresTransport:
             "tenant": self._tenant,
         }
 
+    async def run(self, call: AnyCall[T]) -> T:
+        async with self._pool.database() as database:
+            return await database.run(cast("Call[T]", call))
+
     async def claim(self, request: ClaimRequest) -> ClaimResult:
         failpoint("claim.before")
-        claimed = await self._run(
+        claimed = await self.run(
             calls.claim(
                 worker=self.worker,
                 request=request.request_id,
@@ -112,28 +119,16 @@ class PostgresTransport:
             failpoint("claim.after")
         return claimed
 
-    async def renew(self, leases: Sequence[LeaseRef]) -> list[WriteResult]:
-        failpoint("renew.before")
-        results = await self._run(calls.renew(worker=self.worker, leases=leases))
-        failpoint("renew.after")
-        return results
-
     async def settle(self, settlements: Sequence[Settlement]) -> list[WriteResult]:
-        results = await self._run(calls.settle(worker=self.worker, settlements=settlements))
+        results = await self.run(calls.settle(worker=self.worker, settlements=settlements))
         failpoint("settle.after")
-        return results
-
-    async def release(self, leases: Sequence[LeaseRef], detail: str) -> list[WriteResult]:
-        failpoint("release.before")
-        results = await self._run(calls.release(worker=self.worker, leases=leases, detail=detail))
-        failpoint("release.after")
         return results
 
     async def was_settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:
         if wait:
             await self._wait_for_row(lease)
         batch_id = lease.batch_id
-        events = (await self._run(reads.events(ids=[batch_id])))[batch_id]
+        events = (await self.run(reads.events(ids=[batch_id])))[batch_id]
         return any(
             event.reason in {"completed", "failed"} and event.number == lease.token.number
             for event in events
@@ -153,15 +148,12 @@ class PostgresTransport:
                     await database.run(call)
 
     async def queue(self, tenant: str, name: str) -> QueueRow | None:
-        return await self._run(calls.queue(tenant=tenant, queue=name))
-
-    async def hello(self, status: dict[str, Any]) -> None:
-        await self._run(calls.hello(worker=self.worker, free=status))
+        return await self.run(calls.queue(tenant=tenant, queue=name))
 
     # Wake-ups.
 
     async def subscribe(self, queues: Sequence[str], seconds: float) -> None:
-        channels = await self._run(calls.wait(worker=self.worker, queues=queues, seconds=seconds))
+        channels = await self.run(calls.wait(worker=self.worker, queues=queues, seconds=seconds))
         if self._options.get("pooled") or (self._listening and not self._listening.done()):
             return  # LISTEN does not work behind a pooler: the worker polls
         await self._stop_listening()
@@ -198,7 +190,7 @@ class PostgresTransport:
         self._wakeup.clear()
 
     async def unsubscribe(self, queues: Sequence[str]) -> None:
-        await self._run(calls.wait(worker=self.worker, queues=queues, seconds=0))
+        await self.run(calls.wait(worker=self.worker, queues=queues, seconds=0))
 
     async def close(self) -> None:
         await self._stop_listening()
@@ -206,7 +198,3 @@ class PostgresTransport:
             await self._pool.close()
             await self._async_handler_pool.close()
         self._sync_handler_pool.close()
-
-    async def _run(self, call: Call[T]) -> T:
-        async with self._pool.database() as database:
-            return await database.run(call)

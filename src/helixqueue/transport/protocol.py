@@ -7,7 +7,7 @@ so that a claim whose reply was lost returns the same leases.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from helixqueue.records.lease import ClaimResult, LeaseRef, LeaseRow, Settlement, Token, WriteResult
 from helixqueue.records.queue import QueueRow
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from uuid import UUID
 
+    from helixqueue.operations.steps import AnyCall
     from helixqueue.records.claim_hints import Hint
+
+T = TypeVar("T")
 
 __all__ = [
     "AsyncHandlerTransactions",
@@ -58,13 +61,16 @@ class Transport(Protocol):
     @property
     def async_transactions(self) -> AsyncHandlerTransactions | None: ...
 
-    async def claim(self, request: ClaimRequest) -> ClaimResult: ...
+    @property
+    def calls(self) -> Any:
+        """The module of calls that `run` takes: `engine.calls` or `transport.http.calls`."""
 
-    async def renew(self, leases: Sequence[LeaseRef]) -> list[WriteResult]: ...
+    async def run(self, call: AnyCall[T]) -> T: ...
+
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
+        """Claim and settle, in several calls if one may not carry so many."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[WriteResult]: ...
-
-    async def release(self, leases: Sequence[LeaseRef], detail: str) -> list[WriteResult]: ...
 
     async def was_settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:
         """Whether the ledger has a settlement under the token of this lease.
@@ -73,9 +79,6 @@ class Transport(Protocol):
         """
 
     async def queue(self, tenant: str, name: str) -> QueueRow | None: ...
-
-    async def hello(self, status: dict[str, Any]) -> None:
-        """Register this worker, or update its status."""
 
     async def subscribe(self, queues: Sequence[str], seconds: float) -> None:
         """Wake this worker when a batch is submitted to one of these queues, for `seconds`.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from helixqueue.worker.health import Durations
     from helixqueue.worker.in_flight import InFlight
-    from helixqueue.worker.metrics import Durations
     from helixqueue.worker.options import WorkerOptions
 
 # One call. Larger calls cost less per batch, and hold more work ahead of its slots.

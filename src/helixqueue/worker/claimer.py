@@ -203,7 +203,7 @@ class Claimer:
         )
         try:
             claimed = await with_retries(
-                lambda: self._transport.claim(request), on_error=self._health.call_failed
+                self._transport.claim, request, on_error=self._health.call_failed
             )
         except (Unavailable, Retryable):
             raise
@@ -213,7 +213,7 @@ class Claimer:
             await self._settle(sent)  # one of these is invalid; the next call claims
             return
         self._health.claim_answered(claimed_at)
-        self._record_results(sent, claimed.settled, request.request_id)
+        self._in_flight.settled(sent, claimed.settled, request.request_id)
         log_claims(self._transport.worker, claimed.leases, request.request_id)
         self._record_claim(request, claimed, claimed_at)
 
@@ -221,12 +221,12 @@ class Claimer:
         failpoint("settle.before")
         settlements = [settlement for _, settlement in sent.values()]
         try:
-            results = await with_retries(lambda: self._transport.settle(settlements))
+            results = await with_retries(self._transport.settle, settlements)
         except (Unavailable, Retryable):
             raise
         except HelixError as error:
             results = await self._settle_one_by_one(settlements, error)
-        self._record_results(sent, results)
+        self._in_flight.settled(sent, results)
 
     async def _settle_one_by_one(
         self, settlements: Sequence[Settlement], error: HelixError
@@ -236,9 +236,7 @@ class Claimer:
             results = []
             for settlement in settlements:
                 try:
-                    results += await with_retries(
-                        lambda single=settlement: self._transport.settle([single])  # type: ignore[misc]
-                    )
+                    results += await with_retries(self._transport.settle, [settlement])
                 except (Unavailable, Retryable):
                     raise
                 except HelixError as single_error:
@@ -253,15 +251,7 @@ class Claimer:
             failure="unsettled",
             detail=f"could not be settled: {ascii(str(error))[:1000]}",
         )
-        return await with_retries(lambda: self._transport.settle([failed]))
-
-    def _record_results(
-        self, sent: Finished, results: Sequence[WriteResult], request_id: uuid.UUID | None = None
-    ) -> None:
-        if len(results) != len(sent):
-            raise AssertionError(f"expected {len(sent)} results, got {len(results)}")
-        if results:
-            self._in_flight.settled(sent, results, request_id)
+        return await with_retries(self._transport.settle, [failed])
 
     def _record_claim(self, request: ClaimRequest, claimed: ClaimResult, claimed_at: float) -> None:
         is_short = len(claimed.leases) < request.count and not claimed.more

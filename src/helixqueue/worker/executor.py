@@ -123,7 +123,7 @@ class Executor:
         """End an attempt that its handler settled, or may have settled, or that was stopped."""
         unconfirmed, attempt.unconfirmed = attempt.unconfirmed, None
         if attempt.settled_as is None and unconfirmed is not None:
-            committed = await with_retries(lambda: self._transport.was_settled(attempt.row))
+            committed = await with_retries(self._transport.was_settled, attempt.row)
             self._record_commit(attempt, unconfirmed, committed=committed)
         counts = self._in_flight.counts
         if attempt.settled_as is not None:
@@ -190,7 +190,7 @@ class Executor:
         async with self._schema_lock:
             valid_until, schema = self._schemas.get((row.tenant, row.queue), NOT_READ)
             if valid_until < time.monotonic():
-                stored = await with_retries(lambda: self._transport.queue(row.tenant, row.queue))
+                stored = await with_retries(self._transport.queue, row.tenant, row.queue)
                 document = None if stored is None else stored.result_schema
                 schema = Schema(document) if document else None
                 self._schemas[row.tenant, row.queue] = (time.monotonic() + SCHEMA_SECONDS, schema)

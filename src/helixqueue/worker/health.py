@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
-
-from helixqueue.worker.metrics import Durations
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from helixqueue.worker.in_flight import InFlight
 
 # A worker with a free slot whose claims fail for this long reports that it is unreachable.
 UNREACHABLE_SECONDS = 30.0
+
+BUCKETS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
+
+
+class Durations:
+    """A histogram that the event loop fills and the endpoint's thread reads."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BUCKETS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(BUCKETS, seconds)] += 1
+        self._sum += seconds
+
+    def running_sums(self) -> tuple[list[tuple[str, float]], float]:
+        """Buckets as Prometheus wants them, and the sum of all durations."""
+        buckets: list[tuple[str, float]] = []
+        running = 0
+        for bound, count in zip((*map(str, BUCKETS), "+Inf"), list(self._counts), strict=True):
+            running += count
+            buckets.append((bound, running))
+        return buckets, self._sum
 
 
 @dataclass

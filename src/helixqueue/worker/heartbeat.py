@@ -63,7 +63,8 @@ class Heartbeat:
 
     def add(self, rows: Sequence[LeaseRow], claimed_at: float) -> None:
         self._send_dropped()  # first: a batch may come back under another token
-        self._held.update({row.batch: (row, claimed_at) for row in rows})
+        for row in rows:
+            self._held[row.batch] = (row, claimed_at)
         self._send("add", _encode_leases(rows, claimed_at))
 
     def drop(self, batches: Sequence[int]) -> None:
@@ -174,7 +175,9 @@ def _encode_leases(rows: Sequence[LeaseRow], claimed_at: float) -> list[list[Any
     The heartbeat process belongs to the worker and renews all leases of a claim in one call, so it
     gets the token of the claim.
     """
-    groups: dict[tuple[Token | SealedToken, float], list[int]] = {}
+    groups: dict[tuple[Token | SealedToken, float], list[Any]] = {}
     for row in rows:
-        groups.setdefault((row.token, row.lease_seconds), []).append(row.batch)
-    return [[token, seconds, claimed_at, batches] for (token, seconds), batches in groups.items()]
+        token, seconds = row.token, row.lease_seconds
+        group = groups.setdefault((token, seconds), [token, seconds, claimed_at, []])
+        group[-1].append(row.batch)
+    return list(groups.values())

@@ -18,12 +18,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helixqueue.failpoints import failpoint
 from helixqueue.records.lease import LeaseRef, read_token
 from helixqueue.transport.factory import build_transport
 from helixqueue.worker.renewal_schedule import RenewalSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from helixqueue.records.lease import WriteResult
 
 LINE_LIMIT = 16 * 1024 * 1024
 GROUP_CHECK_SECONDS = 0.1
@@ -147,9 +150,15 @@ async def main() -> None:
     _, spec = json.loads(await reader.readline())
     process = HeartbeatProcess(spec.pop("parent"))
     transport = build_transport(spec)
-    renewing = loop.create_task(
-        process.schedule.run(transport.renew, process, process.is_worker_stopped)
-    )
+
+    async def renew(leases: Sequence[LeaseRef]) -> list[WriteResult]:
+        failpoint("renew.before")
+        call = transport.calls.renew(worker=transport.worker, leases=leases)
+        results: list[WriteResult] = await transport.run(call)
+        failpoint("renew.after")
+        return results
+
+    renewing = loop.create_task(process.schedule.run(renew, process, process.is_worker_stopped))
     reading = loop.create_task(read_messages(process, source, reader))
     killing = loop.create_task(process.kill_expired_groups())
     _report("started")

@@ -68,9 +68,11 @@ class InFlight:
         self,
         sent: Mapping[int, tuple[Attempt, Settlement]],
         results: Sequence[WriteResult],
-        request_id: UUID | None,
+        request_id: UUID | None = None,
     ) -> None:
         """Count and log the results of one call, and forget its attempts."""
+        if len(results) != len(sent):
+            raise AssertionError(f"expected {len(sent)} results, got {len(results)}")
         counts, held = self.counts, self.held
         is_logged = logs_operations()
         forgotten = []

@@ -7,9 +7,8 @@ of all workers together come from the database, on /metrics of the service.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from helixqueue.errors import NotInstalled, Refused
 
@@ -20,29 +19,6 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from helixqueue.worker.health import WorkerHealth
-
-BUCKETS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
-
-
-class Durations:
-    """A histogram that the event loop fills and the endpoint's thread reads."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(BUCKETS) + 1)
-        self._sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(BUCKETS, seconds)] += 1
-        self._sum += seconds
-
-    def running_sums(self) -> tuple[list[tuple[str, float]], float]:
-        """Buckets as Prometheus wants them, and the sum of all durations."""
-        buckets: list[tuple[str, float]] = []
-        running = 0
-        for bound, count in zip((*map(str, BUCKETS), "+Inf"), list(self._counts), strict=True):
-            running += count
-            buckets.append((bound, running))
-        return buckets, self._sum
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from helixqueue.errors import Retryable, Unavailable
 
@@ -26,8 +26,8 @@ MAX_DELAY_SECONDS = 5.0
 
 
 async def with_retries(
-    call: Callable[[], Awaitable[T]],
-    *,
+    function: Callable[..., Awaitable[T]],
+    *arguments: Any,
     seconds: float = TOTAL_SECONDS,
     on_error: Callable[[Exception], None] | None = None,
 ) -> T:
@@ -35,7 +35,7 @@ async def with_retries(
     deadline = time.monotonic() + seconds
     for retries in count():
         try:
-            return await call()
+            return await function(*arguments)
         except (Retryable, Unavailable) as error:
             if on_error is not None:
                 on_error(error)

@@ -20,6 +20,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import HelixError
+from helixqueue.failpoints import failpoint
 from helixqueue.log.events import log_write
 from helixqueue.transport.protocol import LeaseRef
 from helixqueue.worker.attempt import abandon_margin
@@ -203,7 +204,8 @@ class Worker:
     async def _say_hello(self) -> None:
         while True:
             with suppress(HelixError):
-                await self._transport.hello(self.status())
+                hello = self._transport.calls.hello(worker=self.worker, free=self.status())
+                await self._transport.run(hello)
             await asyncio.sleep(HELLO_SECONDS)
 
     def status(self) -> dict[str, Any]:
@@ -268,13 +270,14 @@ class Worker:
         for attempt in attempts:
             await self._handle.pause_renewal_async(attempt)
         leases = [LeaseRef(a.row.batch, a.row.token) for a in attempts]
+        call = self._transport.calls.release(worker=self.worker, leases=leases, detail=reason)
         with suppress(HelixError):  # else the leases expire
-            results = await with_retries(
-                lambda: self._transport.release(leases, reason), seconds=CANCEL_SECONDS
-            )
+            failpoint("release.before")
+            results = await with_retries(self._transport.run, call, seconds=CANCEL_SECONDS)
+            failpoint("release.after")
             rows = {attempt.row.batch: attempt.row for attempt in attempts}
             for result in results:
-                log_write(self._transport.worker, "release", rows[result.batch], result)
+                log_write(self.worker, "release", rows[result.batch], result)
             self.health.counts.released += sum(result.answer == "ok" for result in results)
         for attempt in attempts:
             attempt.stop("released", reason)

@@ -321,9 +321,9 @@ def _text(lease: LeaseRef | Settlement) -> str:
     return lease.token.text
 
 
-def hello(*, worker: str, report: dict[str, Any]) -> HttpCall[None]:
+def hello(*, worker: str, free: dict[str, Any]) -> HttpCall[None]:
     """Report that a worker is alive, with its free resources, for lists of workers."""
-    free = dict(report)
+    free = dict(free)
     body = {"worker": worker, "free": free}
     body |= {name: free.pop(name) for name in ("health", "progress") if name in free}
     return post(at("work", "hello"), body, lambda _: None)

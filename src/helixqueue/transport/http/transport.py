@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from helixqueue.errors import HelixError, NoSuchQueue
 from helixqueue.failpoints import failpoint
@@ -19,12 +19,12 @@ from helixqueue.transport.protocol import ClaimResult
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from helixqueue.operations.steps import AnyCall
     from helixqueue.transport.http.call import HttpCall
     from helixqueue.transport.protocol import (
         AsyncHandlerTransactions,
         ClaimRequest,
         HandlerTransactions,
-        LeaseRef,
         LeaseRow,
         QueueRow,
         Settlement,
@@ -41,6 +41,7 @@ POLL_SECONDS = 1.0  # without wake-ups
 class HttpTransport:
     """The connection of one worker to one service."""
 
+    calls = calls
     # No database connection: a handler returns its result.
     transactions: HandlerTransactions | None = None
     async_transactions: AsyncHandlerTransactions | None = None
@@ -55,18 +56,21 @@ class HttpTransport:
     def spec(self) -> dict[str, Any]:
         return {"transport": "http", "address": asdict(self._address), "worker": self.worker}
 
+    async def run(self, call: AnyCall[T]) -> T:
+        return await self._connection.run(cast("HttpCall[T]", call))
+
     async def claim(self, request: ClaimRequest) -> ClaimResult:
         """One HTTP request, unless there is more to settle or to claim than one may carry."""
         failpoint("claim.before")
         *earlier, last = list(_chunks(request.settle)) or [[]]
         settled: list[WriteResult] = []
         for chunk in earlier:
-            settled += await self._run(calls.settle(worker=self.worker, settlements=chunk))
+            settled += await self.run(calls.settle(worker=self.worker, settlements=chunk))
         leases: list[LeaseRow] = []
         request_id, left = request.request_id, request.count
         while True:
             count = min(left, calls.CLAIM_MAX)
-            claimed = await self._run(
+            claimed = await self.run(
                 calls.claim(
                     worker=self.worker,
                     request=request_id,
@@ -90,29 +94,17 @@ class HttpTransport:
             failpoint("claim.after")
         return ClaimResult(tuple(leases), tuple(settled), more=claimed.more)
 
-    async def renew(self, leases: Sequence[LeaseRef]) -> list[WriteResult]:
-        failpoint("renew.before")
-        results = await self._run(calls.renew(worker=self.worker, leases=leases))
-        failpoint("renew.after")
-        return results
-
     async def settle(self, settlements: Sequence[Settlement]) -> list[WriteResult]:
         results: list[WriteResult] = []
         for chunk in _chunks(settlements):
-            results += await self._run(calls.settle(worker=self.worker, settlements=chunk))
+            results += await self.run(calls.settle(worker=self.worker, settlements=chunk))
         failpoint("settle.after")
-        return results
-
-    async def release(self, leases: Sequence[LeaseRef], detail: str) -> list[WriteResult]:
-        failpoint("release.before")
-        results = await self._run(calls.release(worker=self.worker, leases=leases, detail=detail))
-        failpoint("release.after")
         return results
 
     async def was_settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:  # noqa: ARG002
         # Over HTTP, handlers have no transactions to wait for.
         batch_id = lease.batch_id
-        events = (await self._run(reads.events(ids=[batch_id])))[batch_id]
+        events = (await self.run(reads.events(ids=[batch_id])))[batch_id]
         return any(
             event.reason in {"completed", "failed"} and event.attempt == lease.attempt
             for event in events
@@ -120,18 +112,15 @@ class HttpTransport:
 
     async def queue(self, tenant: str, name: str) -> QueueRow | None:  # noqa: ARG002 - the token's
         try:
-            return await self._run(request_of(queues.show_settings, {"queue": name}))
+            return await self.run(request_of(queues.show_settings, {"queue": name}))
         except NoSuchQueue:
             return None
-
-    async def hello(self, status: dict[str, Any]) -> None:
-        await self._run(calls.hello(worker=self.worker, report=status))
 
     # Wake-ups.
 
     async def subscribe(self, queues: Sequence[str], seconds: float) -> None:
         self._queues = list(queues)
-        self._mark = await self._run(
+        self._mark = await self.run(
             calls.expect(worker=self.worker, queues=queues, seconds=seconds)
         )
 
@@ -140,19 +129,16 @@ class HttpTransport:
         timeout = min(seconds, LONG_POLL_SECONDS)
         call = calls.wait(worker=self.worker, queues=self._queues, mark=self._mark, seconds=timeout)
         try:
-            _, self._mark = await self._run(call)
+            _, self._mark = await self.run(call)
         except HelixError:
             # Wake-ups are an optimization: the worker polls without them.
             await asyncio.sleep(min(seconds, POLL_SECONDS))
 
     async def unsubscribe(self, queues: Sequence[str]) -> None:
-        await self._run(calls.expect(worker=self.worker, queues=queues, seconds=0))
+        await self.run(calls.expect(worker=self.worker, queues=queues, seconds=0))
 
     async def close(self) -> None:
         await self._connection.close()
-
-    async def _run(self, call: HttpCall[T]) -> T:
-        return await self._connection.run(call)
 
 
 def _chunks(settlements: Sequence[Settlement]) -> Iterator[list[Settlement]]:
