@@ -15,6 +15,7 @@ from helixqueue.ledger.chain import INT2, INT4, INT8, LedgerEntry, array_of, ent
 from helixqueue.operate.check_seals import check_seals
 from helixqueue.operate.exported import check_export, write_export
 from helixqueue.operate.seal import SEALS, head_of, last_head, make_seal
+from helixqueue.operate.signed_series import document_id
 from tests.support.cli import Helixq
 from tests.support.lab import wait_until
 from tests.support.ledger_traffic import sql_client
@@ -28,9 +29,9 @@ def seal(database, previous=None, key=KEY, role="operator"):
         return make_seal(connection, key, previous)
 
 
-def broken(database, seals, keys=(KEY,)):
+def broken(database, seals, keys=(KEY,), start=None):
     with database.connect("helix_migrator") as connection:
-        results = check_seals(connection, seals, keys)
+        results = check_seals(connection, seals, keys, start=start)
     return {result.name: result for result in results if result.count}
 
 
@@ -170,6 +171,90 @@ def test_every_edit_of_an_export_is_found(busy, tmp_path):
     for lost in (lines[:-1], lines[1:], [*lines, lines[0]]):
         changed.write_text("\n".join(lost))
         assert any(r.count for r in check_export(changed, [sealed], [KEY]).results)
+
+
+def test_series_without_its_first_seals_needs_a_start_that_the_auditor_names(busy, tmp_path):
+    first = seal(busy)
+    second = seal(busy, head_of(first))
+    third = seal(busy, head_of(second))
+    assert broken(busy, [second, third])["seal_forged"].count == 2
+    assert broken(busy, [second, third], start=document_id(second)) == {}
+    assert broken(busy, [second, third], start=document_id(third))["seal_forged"].count == 1
+    assert broken(busy, [first, second], start=document_id(third)) == {}
+    place = tmp_path / "seals.jsonl"
+    SEALS.add(place, second)
+    (tmp_path / "lab.pub").write_bytes(KEY.public_bytes)
+    helixq = Helixq(busy, "helix_migrator")
+    words = ("check", "--against", place, "--public-key", tmp_path / "lab.pub", "--json")
+    assert helixq(*words).code == Exit.NO
+    assert helixq(*words, "--trusted-start", document_id(second)).json["ok"]
+    assert helixq("check", "--trusted-start", document_id(second)).code == Exit.USAGE
+
+
+def test_empty_series_of_seals_proves_nothing(busy, tmp_path):
+    with pytest.raises(Refused, match="at least one seal"):
+        broken(busy, [])
+    sealed = seal(busy)
+    export = tmp_path / "ledger.jsonl"
+    with busy.connect("operator") as connection:
+        write_export(connection, sealed, export)
+    (tmp_path / "lab.pub").write_bytes(KEY.public_bytes)
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "empty").mkdir()
+    helixq = Helixq(busy, "helix_migrator")
+    for place in ("empty.jsonl", "empty", "missing"):
+        words = ("check", "--against", tmp_path / place, "--public-key", tmp_path / "lab.pub")
+        assert helixq(*words, "--exported", export).code == Exit.REFUSED
+        assert helixq(*words).code == Exit.REFUSED
+        assert last_head(tmp_path / place) is None  # the first seal can be made there
+    with pytest.raises(Refused, match="expected an export"):
+        check_export(tmp_path / "none.jsonl", [sealed], [KEY])
+
+
+def test_seal_after_a_malformed_one_is_a_finding(busy):
+    first = seal(busy)
+    second = seal(busy, head_of(first))
+    for malformed in ({}, {"number": 1}, first | {"to_xid": "x"}):
+        assert "seal_forged" in broken(busy, [malformed, second])
+
+
+JUNK = [b"", b"{", b"null", b"[1]", b"\xff", b'{"id":1}', b"[" * 100_000]
+WRONG = (1.5, 2**70, {}, ["x"], "\ud800")  # for every member of a line
+
+
+def test_malformed_lines_of_an_export_are_findings(busy, tmp_path):
+    sealed = seal(busy)
+    file = tmp_path / "ledger.jsonl"
+    with busy.connect("operator") as connection:
+        write_export(connection, sealed, file)
+    lines = file.read_bytes().splitlines()
+    entry = next(json.loads(line) for line in lines if b"asked" in line)
+    edits = [json.dumps(entry | {name: value}).encode() for name in entry for value in WRONG]
+    missing = [
+        json.dumps({n: v for n, v in entry.items() if n != name}).encode()
+        for name in entry.keys() - {"asked"}
+    ]
+    malformed = [*JUNK, *edits, *missing, json.dumps(entry | {"more": 1}).encode()]
+    file.write_bytes(b"\n".join([*lines, *malformed]))
+    result = check_export(file, [sealed], [KEY])
+    assert not result.ok
+    numbers = range(len(lines) + 1, len(lines) + 1 + len(malformed))
+    assert [fault.split(":")[0] for fault in result.violations] == [f"line {n}" for n in numbers]
+    (tmp_path / "lab.pub").write_bytes(KEY.public_bytes)
+    SEALS.add(tmp_path / "seals.jsonl", sealed)
+    words = ("check", "--against", tmp_path / "seals.jsonl", "--public-key", tmp_path / "lab.pub")
+    done = Helixq(busy)(*words, "--exported", file)
+    assert (done.code, f"line {numbers[0]}: " in done.out) == (Exit.NO, True)
+
+
+def test_entry_of_an_export_without_some_of_its_arrays_is_a_finding(busy, tmp_path):
+    sealed = seal(busy)
+    file = tmp_path / "ledger.jsonl"
+    with busy.connect("operator") as connection:
+        write_export(connection, sealed, file)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    write_jsonl(file, [*lines[:-1], lines[-1] | {"batch": None}])
+    assert "arrays" in check_export(file, [sealed], [KEY]).violations[0]
 
 
 def write_jsonl(file, documents):

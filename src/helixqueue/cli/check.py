@@ -34,11 +34,22 @@ if TYPE_CHECKING:
     from helixqueue.fence.signing import Signer
 
 
+TrustedStart = Annotated[
+    str | None,
+    typer.Option(
+        "--trusted-start",
+        metavar="DIGEST",
+        help="With --against: the seals begin with the one of this digest, not with number 1.",
+    ),
+]
+
+
 class Against(NamedTuple):
-    """Seals to compare with, and the keys that verify them."""
+    """Seals to compare with, the keys that verify them, and the digest of a trusted start."""
 
     seals: list[dict[str, Any]]
     keys: Sequence[Signer]
+    start: str | None
 
 
 def register(app: typer.Typer) -> None:
@@ -74,6 +85,7 @@ def _check(
         ),
     ] = None,
     public_key: options.PublicKey = None,
+    trusted_start: TrustedStart = None,
     watch: Annotated[
         float | None,
         typer.Option(
@@ -93,15 +105,11 @@ def _check(
     show: histories that were cut or rewritten. Exit code 1: an invariant is broken, or the export
     has no such batch; 3: a check timed out.
     """
-    if against is not None and connection.selected().service is not None:
-        raise typer.BadParameter("--against reads the database itself; select it with --dsn")
-    seals = None if against is None else Against(SEALS.read(against), _keys(public_key))
+    seals = _read_seals(against, public_key, trusted_start)
     wanted = None if batch is None else _parse_ref(batch)
     if wanted is not None and exported is None:
         raise typer.BadParameter("--batch reads an export; name it with --exported FILE")
     if exported is not None:
-        if seals is None:
-            raise typer.BadParameter("--exported needs the seals of the export: --against PATH")
         _check_exported(exported, seals, wanted, as_json=as_json)
     if watch is not None:
         _watch(watch, lambda: _run_checks(seals), as_json=as_json)
@@ -132,6 +140,16 @@ def _watch(
         time.sleep(seconds)
 
 
+def _read_seals(against: Path | None, public_key: Path | None, start: str | None) -> Against | None:
+    if against is not None:
+        if connection.selected().service is not None:
+            raise typer.BadParameter("--against reads the database itself; select it with --dsn")
+        return Against(SEALS.read(against), _keys(public_key), start)
+    if start is not None:
+        raise typer.BadParameter("--trusted-start names one of the seals of --against PATH")
+    return None
+
+
 def _keys(public_key: Path | None) -> Sequence[Signer]:
     if public_key is not None:
         return read_public(public_key)
@@ -151,10 +169,12 @@ def _parse_ref(text: str) -> UUID | bytes:
 
 
 def _check_exported(
-    file: Path, against: Against, batch: UUID | bytes | None, *, as_json: bool
+    file: Path, against: Against | None, batch: UUID | bytes | None, *, as_json: bool
 ) -> NoReturn:
     """Verify an export offline."""
-    export = check_export(file, against.seals, against.keys, batch)
+    if against is None:
+        raise typer.BadParameter("--exported needs the seals of the export: --against PATH")
+    export = check_export(file, against.seals, against.keys, batch, against.start)
     history = export.history
     ok = export.ok and (history is None or history.fault is None)
     if as_json:
@@ -236,7 +256,7 @@ def _check_invariants(database: Connection[Any]) -> list[CheckResult]:
 def _check_against(database: Connection[Any], against: Against) -> list[CheckResult]:
     with show.bar("comparing", "seals", len(against.seals)) as update:
         return check_seals(
-            database, against.seals, against.keys, progress=lambda done: update(done, done)
+            database, against.seals, against.keys, lambda done: update(done, done), against.start
         )
 
 

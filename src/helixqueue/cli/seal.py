@@ -12,6 +12,7 @@ from helixqueue.cli.command import command
 from helixqueue.fence.key_file import public_document, publish_beside, read_keys
 from helixqueue.operate.exported import write_export
 from helixqueue.operate.seal import SEALS, last_head, make_seal
+from helixqueue.operate.signed_series import document_id
 from helixqueue.transport.http import checks
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def _seal(
     file = SEALS.add(to, seal)
     if as_json:
         shown = {name: value for name, value in seal.items() if name != "pages"}
-        show.as_json({**shown, "pages": len(seal["pages"]), "file": str(file)})
+        digest = document_id(seal)
+        show.as_json({**shown, "pages": len(seal["pages"]), "digest": digest, "file": str(file)})
     else:
         counts = ", ".join(f"{number:,} {kind}" for kind, number in sorted(seal["counts"].items()))
         show.line(f"seal {seal['number']} in {file}: {counts or 'nothing yet'}", "green")

@@ -167,6 +167,9 @@ class Fold:
         hashes = self._note_hash(entry)
         if entry.batch is None:
             self.archived[entry.id] = hashes
+            if not _is_archived(entry):
+                message = f"entry {entry.id}: some of its arrays are empty"
+                self.violations.append(Violation(Kind.ARRAYS, 0, message))
             return
         try:
             batches, rows = _steps(entry)
@@ -285,6 +288,11 @@ def _steps(entry: LedgerEntry) -> tuple[tuple[int, ...], list[StepColumns]]:
     if len(rows) != len(batches):
         raise ValueError("the arrays have different lengths")
     return batches, rows
+
+
+def _is_archived(entry: LedgerEntry) -> bool:
+    arrays = (entry.batch, entry.queue, entry.version, entry.attempt, entry.before, entry.content)
+    return all(array is None for array in arrays)
 
 
 def step_of(entry: LedgerEntry, batch: int) -> Step | None:

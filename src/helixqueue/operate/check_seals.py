@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from helixqueue.errors import Refused
 from helixqueue.operate.check import WITNESSES, CheckResult
 from helixqueue.operate.seal import EXPIRING, MARK_BYTES, SEALS, read_pages, read_witness
 from helixqueue.postgres.snapshot import snapshot
@@ -27,7 +28,10 @@ Page = dict[str, Any]  # of a seal
 INVARIANTS = {
     "seal_forged": (
         "G3",
-        "A seal was not signed by a known key, was edited, or is not the next one of its series.",
+        (
+            "A seal was not signed by a known key, was edited, or is not the next one of its "
+            "series; or the seals before the first one are missing."
+        ),
         "Use the copy of the seals that is kept elsewhere, and the published public keys.",
     ),
     "sealed_record_missing": (
@@ -76,10 +80,11 @@ def check_seals(
     seals: Sequence[dict[str, Any]],
     keys: Sequence[Signer],
     progress: Callable[[int], None] | None = None,
+    start: str | None = None,
 ) -> list[CheckResult]:
     """Verify a series of seals and compare all that they cover, in one snapshot."""
     with snapshot(connection):
-        return check_seals_within(connection, seals, keys, progress)
+        return check_seals_within(connection, seals, keys, progress, start)
 
 
 def check_seals_within(
@@ -87,9 +92,10 @@ def check_seals_within(
     seals: Sequence[dict[str, Any]],
     keys: Sequence[Signer],
     progress: Callable[[int], None] | None = None,
+    start: str | None = None,
 ) -> list[CheckResult]:
     """As `check_seals`, inside the transaction of the connection."""
-    return verify_seals(seals, keys, partial(_compare, connection), progress)
+    return verify_seals(seals, keys, partial(_compare, connection), progress, start)
 
 
 def verify_seals(
@@ -97,28 +103,37 @@ def verify_seals(
     keys: Sequence[Signer],
     compare: Callable[[dict[str, Any]], list[SealFinding]],
     progress: Callable[[int], None] | None = None,
+    start: str | None = None,
 ) -> list[CheckResult]:
-    """Verify the signatures and the order of seals; `compare` examines what a seal covers."""
+    """Verify the signatures and the order of seals; `compare` examines what a seal covers.
+
+    The first seal is the first of its ledger, or its digest is `start`.
+    """
+    if not seals:
+        raise Refused("expected at least one seal to compare with, got none")
     findings: list[SealFinding] = []
     previous: dict[str, Any] | None = None
     for number, seal in enumerate(seals, 1):
-        faults = _forged(seal, previous, keys)
+        faults = _forged(seal, previous, keys, start)
         findings += [
             SealFinding("seal_forged", 1, {"seal": seal.get("number"), "what": fault})
             for fault in faults
         ]
         if not faults:
             findings += compare(seal)
-        previous = seal
+            previous = seal
         if progress is not None:
             progress(number)
     return [_result(name, findings) for name in INVARIANTS]
 
 
 def _forged(
-    seal: dict[str, Any], previous: dict[str, Any] | None, keys: Sequence[Signer]
+    seal: dict[str, Any],
+    previous: dict[str, Any] | None,
+    keys: Sequence[Signer],
+    start: str | None,
 ) -> list[str]:
-    faults = SEALS.faults(seal, previous, keys)
+    faults = SEALS.faults(seal, previous, keys, start)
     if faults or previous is None:
         return faults
     continues = seal["from_xid"] == previous["to_xid"]

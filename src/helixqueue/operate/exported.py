@@ -14,7 +14,10 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
 from mmap import mmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from helixqueue.errors import Refused
 from helixqueue.ledger.chain import BYTEA, INT2, INT4, INT8, LedgerEntry, array_of
@@ -35,7 +38,40 @@ if TYPE_CHECKING:
     from helixqueue.operate.check import CheckResult
 
 PAGE = 1_000  # entries of a page of a seal
-_ARRAYS = {"batch": INT8, "queue": INT4, "version": INT4, "attempt": INT2, "before": INT8}
+_ARRAYS = {
+    "batch": INT8, "queue": INT4, "version": INT4, "attempt": INT2, "before": INT8,
+    "content": BYTEA,
+}  # fmt: skip
+Int2 = Annotated[int, Field(ge=-(2**15), lt=2**15)]
+Int4 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Int8 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+@with_config(ConfigDict(strict=True, extra="forbid", val_json_bytes="hex"))
+class _Line(TypedDict):
+    """One line of an export, as the query `entries` of seal.sql writes it."""
+
+    id: Int8
+    part: Int2
+    at: Int8
+    xid: Int8
+    epoch: Int4 | None
+    from_state: str | None
+    to_state: str
+    reason: str
+    late: bool
+    hash: bytes
+    actor: str
+    batch: list[Int8] | None
+    queue: list[Int4] | None
+    version: list[Int4] | None
+    attempt: list[Int2] | None
+    before: list[Int8] | None
+    content: list[bytes | None] | None
+    requests: NotRequired[Annotated[list[bytes], Field(alias="asked")]]
+
+
+_LINE: Final[TypeAdapter[Any]] = TypeAdapter(_Line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +140,23 @@ def check_export(
     seals: Sequence[dict[str, Any]],
     keys: Sequence[Signer],
     batch: UUID | bytes | None = None,
+    start: str | None = None,
 ) -> ExportResult:
     """Verify an export from its first entry on; then read the history of a batch, if one is given.
 
-    `batch` is a public id or a key. Without an intact export there is no history.
+    `batch` is a public id or a key. Without an intact export there is no history. `start` as in
+    `verify_seals`.
     """
     requests = ExportedRequests(batch)
-    entries = sorted(_read(file, requests), key=lambda entry: (entry.id, entry.part))
-    results = verify_seals(seals, keys, lambda seal: _compare(entries, seal, requests))
+    malformed: list[str] = []
+    entries = sorted(_read(file, requests, malformed), key=lambda entry: (entry.id, entry.part))
+    results = verify_seals(seals, keys, lambda seal: _compare(entries, seal, requests), start=start)
     folded = fold(entries)
     result = ExportResult(
         len(entries),
         dict(Counter(str(head.state) for head in folded.heads.values())),
         results,
-        [violation.message for violation in folded.violations],
+        malformed + [violation.message for violation in folded.violations],
     )
     if batch is None:
         return result
@@ -167,23 +206,29 @@ def _digest(entry: LedgerEntry) -> bytes:
     return sha256((entry.hash or b"") + at + ">".join(map(str, header)).encode()).digest()
 
 
-def _read(file: Path, requests: ExportedRequests) -> Iterator[LedgerEntry]:
-    with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            document = json.loads(line)
-            request_texts = document.pop("asked", None)
-            arrays = {
-                name: None if document[name] is None else array_of(kind, document[name])
-                for name, kind in _ARRAYS.items()
-            }
-            content = document["content"]
-            if content is not None:
-                texts = [None if text is None else bytes.fromhex(text) for text in content]
-                content = array_of(BYTEA, texts)
-            entry = LedgerEntry(
-                **{**document, **arrays, "hash": bytes.fromhex(document["hash"])}
-                | {"content": content}
-            )
-            if request_texts is not None:
-                requests.add(entry, request_texts)
-            yield entry
+def _read(file: Path, requests: ExportedRequests, malformed: list[str]) -> Iterator[LedgerEntry]:
+    """The entries of an export; adds what is wrong with other lines to `malformed`."""
+    try:
+        with file.open("rb") as lines:
+            for number, text in enumerate(lines, 1):
+                try:
+                    line = _LINE.validate_json(text)
+                except ValidationError as error:
+                    malformed.append(f"line {number}: {_fault(error)}")
+                    continue
+                found = line.pop("requests", None)
+                for name, kind in _ARRAYS.items():
+                    if line[name] is not None:
+                        line[name] = array_of(kind, line[name])
+                entry = LedgerEntry(**line)
+                if found is not None:
+                    requests.add(entry, found)
+                yield entry
+    except OSError as error:
+        raise Refused(f"expected an export in {file}, got {error.strerror}") from error
+
+
+def _fault(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]

@@ -63,9 +63,8 @@ class ExportedRequests:
         self._found: dict[tuple[int, int, int], tuple[bytes, int]] = {}
         self._verified: set[tuple[int, int, int]] = set()
 
-    def add(self, entry: LedgerEntry, texts: Sequence[str]) -> None:
+    def add(self, entry: LedgerEntry, requests: Sequence[bytes]) -> None:
         """Read the requests of an entry; those that do not belong to it get no digest."""
-        requests = [bytes.fromhex(text) for text in texts]
         numbers = [_batch_number(request) for request in requests]
         # A request contains its length. This comparison finds requests that were cut elsewhere,
         # which a digest of all of them cannot show.

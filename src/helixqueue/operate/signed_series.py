@@ -54,26 +54,41 @@ class SignedSeries:
         return signed(self.purpose, header | members, signer)
 
     def faults(
-        self, document: Document, previous: Document | None, keys: Sequence[Signer]
+        self,
+        document: Document,
+        previous: Document | None,
+        keys: Sequence[Signer],
+        start: str | None = None,
     ) -> list[str]:
-        """What shows that no known key made it, or that it does not follow the one before it."""
+        """What shows that no known key made it, or that it does not follow the one before it.
+
+        Without one before it, it is the first of its series or the one whose digest is `start`.
+        """
         faults = signature_faults(self.purpose, document, keys)
-        if faults or previous is None:
+        if faults:
             return faults
-        place = (previous["number"] + 1, document_id(previous))
-        if (document["number"], document["previous"]) != place:
+        place = (document["number"], document["previous"])
+        if previous is None:
+            if place == (1, None) or document_id(document) == start:
+                return []
+            return [f"the {self.noun}s before it are missing, and it is not the trusted start"]
+        if place != (previous["number"] + 1, document_id(previous)):
             return [f"a {self.noun} between this one and the one before is missing or was edited"]
         return []
 
     def read(self, place: Path) -> list[Document]:
-        """The documents of a file or directory, in their order."""
-        try:
-            documents = [json.loads(text) for text in self._texts(place)]
-        except FileNotFoundError:
+        """The documents of a file or directory, in their order; at least one."""
+        documents = self._read(place) if place.exists() else []
+        if not documents:
             raise Refused(
                 f"expected {self.noun}s in {place}, got nothing; make one with {self.command}"
-            ) from None
-        except (OSError, ValueError) as error:
+            )
+        return documents
+
+    def _read(self, place: Path) -> list[Document]:
+        try:
+            documents = [json.loads(text) for text in self._texts(place)]
+        except (OSError, ValueError, RecursionError) as error:
             raise Refused(f"{place}: expected {self.noun}s as JSON, got {error}") from error
         for document in documents:
             if not isinstance(document, dict) or document.get("format") != self.purpose:
@@ -84,7 +99,7 @@ class SignedSeries:
 
     def last(self, place: Path) -> Document | None:
         """The document that the next one of this place follows; None for the first."""
-        documents = self.read(place) if place.exists() else []
+        documents = self._read(place) if place.exists() else []
         return documents[-1] if documents else None
 
     def add(self, place: Path, document: Document) -> Path:
