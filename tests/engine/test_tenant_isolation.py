@@ -355,7 +355,7 @@ IDLE = {
     "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "wait_v1",
     "queue_requires_v1", "resolve_fence_v1", "sweep_fences_v1", "preview_fence_v1",
     "authenticate_v1", "assume_v1", "tenant_key_v1",
-    "resolve_by_token_v1", "redeem_login_v1", "run_duty_v1", "ledger_hint_key_v1",
+    "resolve_by_token_v1", "redeem_login_v1", "end_session_v1", "run_duty_v1", "ledger_hint_key_v1",
     "seal_position_v1", "seal_pages_v1", "seal_witness_v1",
     "set_duty_v1",
 }  # fmt: skip

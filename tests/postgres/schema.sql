@@ -3053,6 +3053,22 @@ $$;
 
 ALTER FUNCTION helix.end_leases(p_batch bigint[], p_reason helix.reason, p_actor text, p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) OWNER TO helix_engine;
 
+-- Name: end_session_v1(bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.end_session_v1(p_hash bytea) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter();
+  update helix.api_token t
+  set revoked_at = clock_timestamp(), revoked_by = t.name, reason = 'signed out'
+  where t.hash = p_hash and t.revoked_at is null;
+end
+$$;
+
+ALTER FUNCTION helix.end_session_v1(p_hash bytea) OWNER TO helix_engine;
+
 -- Name: ending(helix.state); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.ending(p_state helix.state) RETURNS smallint
@@ -3703,6 +3719,7 @@ CREATE TABLE helix.api_token (
     revoked_by text,
     reason text,
     last_used_at timestamp with time zone,
+    person boolean DEFAULT false NOT NULL,
     CONSTRAINT api_token_generation_check CHECK ((generation > 0)),
     CONSTRAINT api_token_hash_check CHECK ((octet_length(hash) = 32)),
     CONSTRAINT api_token_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
@@ -4463,6 +4480,17 @@ CREATE FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp with tim
 $$;
 
 ALTER FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean) OWNER TO helix_engine;
+
+-- Name: is_program(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.is_program(p_tenant text, p_name text) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+  select exists (select from helix.api_token t
+                 where t.tenant = p_tenant and t.name = p_name and not t.person)
+$$;
+
+ALTER FUNCTION helix.is_program(p_tenant text, p_name text) OWNER TO helix_engine;
 
 -- Name: is_service_for(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5356,9 +5384,9 @@ $$;
 
 ALTER FUNCTION helix.note_served(p_lane integer[], p_turn bigint[]) OWNER TO helix_engine;
 
--- Name: offer_login_v1(text, bytea, text[], double precision, double precision, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: offer_login_v1(text, bytea, text[], double precision, double precision, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) RETURNS timestamp with time zone
+CREATE FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text DEFAULT NULL::text) RETURNS timestamp with time zone
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -5367,13 +5395,16 @@ declare
 begin
   perform helix.enter_for(p_tenant);
   perform helix.demand_token_admin(p_tenant);
-  insert into helix.login (hash, tenant, scopes, token_seconds, created_by, expires_at)
-  values (p_hash, p_tenant, p_scopes, p_token_seconds, helix.actor_of(p_actor), v_until);
+  if helix.is_program(p_tenant, p_person) then
+    return null;
+  end if;
+  insert into helix.login (hash, tenant, scopes, token_seconds, created_by, person, expires_at)
+  values (p_hash, p_tenant, p_scopes, p_token_seconds, helix.actor_of(p_actor), p_person, v_until);
   return v_until;
 end
 $$;
 
-ALTER FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) OWNER TO helix_engine;
+ALTER FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text) OWNER TO helix_engine;
 
 -- Name: overdue_after(real); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -9052,6 +9083,7 @@ CREATE FUNCTION helix.redeem_login_v1(p_hash bytea, p_token_hash bytea) RETURNS 
 declare
   v_now   timestamptz := clock_timestamp();
   v_login helix.login;
+  v_name  text;
   v_scope text;
 begin
   perform helix.enter();
@@ -9060,13 +9092,19 @@ begin
   update helix.login l set used_at = v_now
   where l.hash = p_hash and l.used_at is null and l.expires_at > v_now and helix.is_service_for(l.tenant)
   returning l.* into v_login;
-  if v_login.tenant is not null then
+  v_name := coalesce(v_login.person, 'login-' || left(encode(p_hash, 'hex'), 16));
+  -- The primary key admits one next generation; of concurrent logins of a person the others try the one after. A
+  -- token of a program may have got the name since the link was offered: then there is no login.
+  while v_login.tenant is not null and not helix.is_program(v_login.tenant, v_name) loop
     return query
-      insert into helix.api_token as t (tenant, name, generation, hash, scopes, expires_at, created_by)
-      values (v_login.tenant, 'login-' || left(encode(p_hash, 'hex'), 16), 1, p_token_hash,
-              v_login.scopes, v_now + make_interval(secs => v_login.token_seconds), v_login.created_by)
+      insert into helix.api_token as t (tenant, name, generation, hash, scopes, expires_at, created_by, person)
+      select v_login.tenant, v_name, coalesce(max(o.generation), 0) + 1, p_token_hash, v_login.scopes,
+             v_now + make_interval(secs => v_login.token_seconds), v_login.created_by, true
+      from helix.api_token o where o.tenant = v_login.tenant and o.name = v_name
+      on conflict (tenant, name, generation) do nothing
       returning t.tenant::text, t.name, t.scopes, t.expires_at;
-  end if;
+    exit when found;
+  end loop;
   perform set_config('helix.scope', v_scope, true);
 end
 $$;
@@ -9819,7 +9857,7 @@ begin
   perform helix.demand_token_admin(p_tenant);
   select * into v_last from helix.api_token t where t.tenant = p_tenant and t.name = p_name
   order by t.generation desc limit 1 for update;
-  if v_last.tenant is null or v_last.revoked_at is not null then
+  if v_last.tenant is null or v_last.revoked_at is not null or v_last.person then
     return null;
   end if;
   perform helix.demand_token_admin(p_tenant, v_last.scopes);
@@ -11747,9 +11785,11 @@ CREATE TABLE helix.login (
     scopes text[] NOT NULL,
     token_seconds double precision NOT NULL,
     created_by text NOT NULL,
+    person text,
     expires_at timestamp with time zone NOT NULL,
     used_at timestamp with time zone,
     CONSTRAINT login_hash_check CHECK ((octet_length(hash) = 32)),
+    CONSTRAINT login_person_check CHECK ((person ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
     CONSTRAINT login_scopes_check CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['submit'::text, 'work'::text, 'read'::text, 'payloads'::text, 'operate'::text, 'admin'::text]))),
     CONSTRAINT login_token_seconds_check CHECK (((token_seconds >= (1)::double precision) AND (token_seconds <= (86400)::double precision)))
 );
@@ -12917,7 +12957,7 @@ ALTER TABLE helix.batch ENABLE ALWAYS TRIGGER asked_once;
 
 -- Name: api_token audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF tenant, name, generation, hash, scopes, queues, created_at, created_by, expires_at, revoked_at, revoked_by, reason ON helix.api_token FOR EACH ROW EXECUTE FUNCTION helix.audit_row('tenant,name,generation', 'tenant,name,generation,hash,scopes,queues,created_at,created_by,expires_at,revoked_at,revoked_by,reason');
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF tenant, name, generation, hash, scopes, queues, created_at, created_by, expires_at, revoked_at, revoked_by, reason, person ON helix.api_token FOR EACH ROW EXECUTE FUNCTION helix.audit_row('tenant,name,generation', 'tenant,name,generation,hash,scopes,queues,created_at,created_by,expires_at,revoked_at,revoked_by,reason,person');
 
 ALTER TABLE helix.api_token ENABLE ALWAYS TRIGGER audit;
 
@@ -14099,6 +14139,12 @@ REVOKE ALL ON FUNCTION helix.empty_letters(p_batch bigint[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.end_leases(p_batch bigint[], p_reason helix.reason, p_actor text, p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) FROM PUBLIC;
 
+-- Name: FUNCTION end_session_v1(p_hash bytea); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.end_session_v1(p_hash bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.end_session_v1(p_hash bytea) TO helix_operator;
+GRANT ALL ON FUNCTION helix.end_session_v1(p_hash bytea) TO helix_delegate;
+
 -- Name: FUNCTION ending(p_state helix.state); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.ending(p_state helix.state) FROM PUBLIC;
@@ -14442,6 +14488,10 @@ REVOKE ALL ON FUNCTION helix.is_first_step(p_version integer, p_state helix.stat
 
 REVOKE ALL ON FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean) FROM PUBLIC;
 
+-- Name: FUNCTION is_program(p_tenant text, p_name text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.is_program(p_tenant text, p_name text) FROM PUBLIC;
+
 -- Name: FUNCTION is_service_for(p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.is_service_for(p_tenant text) FROM PUBLIC;
@@ -14630,11 +14680,11 @@ GRANT ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor
 
 REVOKE ALL ON FUNCTION helix.note_served(p_lane integer[], p_turn bigint[]) FROM PUBLIC;
 
--- Name: FUNCTION offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) TO helix_admin;
+REVOKE ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text) TO helix_admin;
 
 -- Name: FUNCTION overdue_after(p_seconds real); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -75,54 +75,42 @@ def test_login_link_never_gives_the_figures_of_all_tenants(database, role):
     assert database.value("select count(*) from helix.login where hash = sha256('link')") == 0
 
 
-def test_opening_a_link_changes_nothing_and_its_button_logs_in(site, database):
-    code = offer_login(database)
-    with httpx.Client(base_url=site.url, verify=TLS) as http:
-        for _ in range(3):
-            page = http.get("/login", params={"code": code})
-            assert (page.status_code, code in page.text) == (200, True)
-        assert page.headers["referrer-policy"] == "no-referrer"
-        assert page.headers["cache-control"] == "no-store"
-        pressed = http.post("/login", data={"code": code})
-        assert pressed.status_code == 200
-        assert "hx_" in pressed.text
-        again = http.post("/login", data={"code": code})
-        assert (again.status_code, "hx_" in again.text) == (410, False)
-
-
-@pytest.mark.parametrize(
-    ("host", "base"),
-    [("lab.example", "https://lab.example/"), ("localhost:8080", "http://localhost:8080/")],
-)
-def test_login_page_never_suggests_plain_http(site, database, host, base):
-    """A TLS proxy forwards plain HTTP with the host name of the browser."""
-    form, headers = {"code": offer_login(database)}, {"Host": host}
-    page = httpx.post(f"{site.url}/login", data=form, headers=headers, verify=TLS)
-    assert page.status_code == 200
-    assert f" {base}" in page.text
-
-
-def test_home_page_explains_login_only(site):
-    with httpx.Client(base_url=site.url, verify=TLS) as http:
-        page = http.get("/")
-        assert page.status_code == 200
-        assert page.headers["content-type"].startswith("text/html")
-        assert "helixq token link" in page.text
-        assert http.post("/").status_code == 401
-        assert http.get("/v1/queues").status_code == 401
-
-
 @pytest.mark.parametrize(
     "code", ["", "hl_short", "hx_" + "A" * 43, '"><script>alert(1)</script>', "hl_" + "A" * 43]
 )
-def test_invalid_code_is_not_echoed(site, code):
-    with httpx.Client(base_url=site.url, verify=TLS) as http:
-        page = http.get("/login", params={"code": code})
-        assert page.status_code == 200
-        assert "script" not in page.text
-        assert http.post("/login", data={"code": code}).status_code == 410
-        for form in (b"\xff" * 100, b"&".join(b"%d=x" % n for n in range(99)), b"code=x&code=y"):
-            assert http.post("/login", content=form).status_code == 410
-        assert exchanged(site, code).status_code in {404, 422}
-        # Other methods need a token like any other request.
-        assert http.delete("/login").status_code == 401
+def test_invalid_code_gets_no_token(site, code):
+    assert exchanged(site, code).status_code in {404, 422}
+
+
+def test_name_of_a_person_is_never_that_of_a_program(site):
+    """The ledger identifies its actors by these names."""
+    with site.client() as http:
+        assert http.post("/v1/links", json={"name": "ada"}).status_code == 201
+        program = {"name": "robot", "scopes": ["read"]}
+        assert http.post("/v1/tokens", json=program).status_code == 201
+        assert http.post("/v1/links", json={"name": "robot"}).status_code == 409
+        link = http.post("/v1/links", json={"name": "ada", "scopes": ["read"]}).json()
+        session = exchanged(site, link["code"]).json()
+        assert (session["name"], session["scopes"]) == ("ada", ["read"])
+        for attempt in (
+            http.post("/v1/tokens", json={"name": "ada", "scopes": ["read"]}),
+            http.post("/v1/tokens/ada/rotate", json={}),
+        ):
+            assert attempt.status_code in {404, 409}
+
+
+def test_name_given_to_a_program_meanwhile_ends_the_link(site):
+    with site.client() as http:
+        link = http.post("/v1/links", json={"name": "late"}).json()
+        http.post("/v1/tokens", json={"name": "late", "scopes": ["read"]}).raise_for_status()
+    assert exchanged(site, link["code"]).status_code == 404
+
+
+def test_concurrent_logins_of_a_person_are_generations_of_one_name(site):
+    with site.client() as http:
+        links = [http.post("/v1/links", json={"name": "eve"}).json() for _ in range(6)]
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda link: exchanged(site, link["code"]), links))
+        assert {answer.json()["name"] for answer in answers} == {"eve"}
+        rows = http.get("/v1/tokens", params={"limit": 500}).json()["rows"]
+    assert sorted(row["generation"] for row in rows if row["name"] == "eve") == [1, 2, 3, 4, 5, 6]

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from helixqueue.dashboard.app import create_app
 from helixqueue.service import slow_clients
 from helixqueue.service.run import OWN_FILES, config_of
 from helixqueue.service.slow_clients import MAX_HEAD_BYTES
@@ -225,7 +226,9 @@ def few_files():
 
 def test_connection_limit_fits_the_file_limit(database, few_files):
     def bound(connections):
-        config = config_of(settings_for(database, max_connections=connections, connections=3))
+        config = config_of(
+            settings_for(database, max_connections=connections, connections=3), create_app
+        )
         return config.app.state.service.settings.max_connections
 
     assert bound(700) == 700

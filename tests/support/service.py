@@ -14,8 +14,9 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import uvicorn
 
+from helixqueue.dashboard.app import create_app
 from helixqueue.engine import tokens
-from helixqueue.service import ServiceSettings, create_app
+from helixqueue.service import ServiceSettings
 from helixqueue.service.run import config_of
 from tests.support.lab import POOLED, Lab, wait_until
 
@@ -30,7 +31,7 @@ _numbers = itertools.count(1)
 def serving(settings, grace_seconds=1):
     """Run a service in a thread; yields its URL."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-    config = config_of(settings)
+    config = config_of(settings, create_app)
     config.timeout_graceful_shutdown = grace_seconds
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -20,6 +20,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from helixqueue.dashboard.app import create_app
 from helixqueue.fence.policy import OnConflict, Policy, Route
 from helixqueue.service import ServiceSettings
 from helixqueue.service.run import HttpServer, config_of
@@ -76,7 +77,7 @@ async def main(dsn, *options):
         burst=10_000,
         policy=large_policy() if "large-policy" in options else None,
     )
-    server = HttpServer(config_of(settings))
+    server = HttpServer(config_of(settings, create_app))
     monitor = StallMonitor()
     threading.Thread(target=monitor.report, daemon=True).start()
     watching = asyncio.create_task(monitor.run())

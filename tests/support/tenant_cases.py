@@ -356,9 +356,10 @@ CASES = {
     "assume_v1": lambda _: {"hash": b"x" * 32},
     "offer_login_v1": lambda _: {
         "tenant": "b", "hash": b"e" * 32, "scopes": ["admin"], "seconds": 60, "token_seconds": 60,
-        "actor": "eve",
+        "actor": "eve", "person": None,
     },
     "redeem_login_v1": lambda _: {"hash": b"x" * 32, "token_hash": b"e" * 32},
+    "end_session_v1": lambda _: {"hash": b"x" * 32},
     "run_duty_v1": lambda _: {"actor": "eve"},
     "declare_ledger_v1": lambda _: {
         "tenant": "b", "ledger": "new", "actor": "eve", "machine": '{"A": []}', "initial": ["A"],

@@ -162,8 +162,9 @@ def _serve(
             "`helixq up` runs a service on embedded servers"
         )
     try:
-        from helixqueue.fence.policy_file import read_policy  # noqa: PLC0415 - not in every
-        from helixqueue.service.run import serve  # noqa: PLC0415 - installation
+        from helixqueue.dashboard.app import create_app  # noqa: PLC0415 - not in every
+        from helixqueue.fence.policy_file import read_policy  # noqa: PLC0415
+        from helixqueue.service.run import serve  # noqa: PLC0415 - installation has the service
         from helixqueue.service.settings import ServiceSettings  # noqa: PLC0415
     except ImportError as error:
         raise NotInstalled(error.name, "service") from error
@@ -191,4 +192,4 @@ def _serve(
         seal_to=seal_to,
         seal_seconds=seal_every,
     )
-    serve(settings, host=host, port=port, listening=listening, warn=show.warning)
+    serve(settings, create_app, host=host, port=port, listening=listening, warn=show.warning)

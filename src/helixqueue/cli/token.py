@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -61,7 +62,7 @@ def _revoke(answer: RevokedTokens) -> None:
     show.line(f"revoked {answer.revoked} token{plural} named {answer.name}")
 
 
-@command(app, "link", example="helixq token link")
+@command(app, "link", example="helixq token link --name ada")
 @connection.service_or_database
 def _link(
     *,
@@ -73,13 +74,21 @@ def _link(
             help="Public URL of the service. [default: --url, or the URL of `helixq up`]",
         ),
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Person who logs in; recorded with actions."),
+    ] = None,
+    scope: Annotated[
+        list[Literal["submit", "work", "read", "payloads", "operate", "admin"]] | None,
+        typer.Option("--scope", metavar="SCOPE", help="What the person may do; repeatable."),
+    ] = None,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Create a login link that is valid once, for 15 minutes.
+    """Create a login link for the dashboard that is valid once, for 15 minutes.
 
-    The session has every scope of the tenant and lasts 12 hours.
+    The session lasts 12 hours and has every scope of the tenant unless --scope is given.
     """
     service, dsn, data = connection.selected()
     if at is None and service is not None:
@@ -91,7 +100,9 @@ def _link(
             "--at: expected the URL of the service; no `helixq up` runs in this directory"
         )
     with connection.open_target() as target:
-        login = operation.run(target, tenant, actor, tokens.offer_login)
+        login = operation.run(
+            target, tenant, actor, partial(tokens.offer_login, name=name, scopes=scope or None)
+        )
     link = f"{at.rstrip('/')}/login?code={login.code}"
     if as_json:
         show.as_json({"login": link, "tenant": login.tenant, "login_until": login.until})

@@ -297,7 +297,7 @@ def _facts(
     return {
         "url": url,
         "login": f"{url}/login?code={code.token}",
-        "login_until": until.isoformat(timespec="seconds"),
+        "login_until": None if until is None else until.isoformat(timespec="seconds"),
         "tenant": invocation.tenant,
         "data": None if found.data is None else str(found.data),
         "dsn": _dsn_of_programs(found),

@@ -52,7 +52,7 @@ class NewToken(NamedTuple):
         return f"NewToken({self.token[:3]}...)"
 
 
-def new_token(prefix: Literal["hx_", "hl_"] = "hx_") -> NewToken:
+def new_token(prefix: Literal["hx_", "hl_", "hs_"] = "hx_") -> NewToken:
     token = f"{prefix}{secrets.token_urlsafe(32)}"
     return NewToken(token, hash_token(token))
 
@@ -203,13 +203,19 @@ def offer_login(
     seconds: float = LOGIN_SECONDS,
     token_seconds: float = SESSION_SECONDS,
     actor: str | None = None,
-) -> Call[datetime]:
-    """Store a login code; returns when it expires."""
+    person: str | None = None,
+) -> Call[datetime | None]:
+    """Store a login code; returns when it expires, None if a program's token has that name."""
     return Call(
         _SQL["offer_login"],
-        (tenant, code_hash, texts(sorted(set(scopes))), seconds, token_seconds, actor),
+        (tenant, code_hash, texts(sorted(set(scopes))), seconds, token_seconds, actor, person),
         lambda rows: rows[0][0],
     )
+
+
+def end_session(token_hash: bytes) -> Call[None]:
+    """Revoke a session, as its holder."""
+    return Call(_SQL["end_session"], (token_hash,), lambda _: None)
 
 
 def redeem_login(*, code_hash: bytes, token_hash: bytes) -> Call[Session | None]:

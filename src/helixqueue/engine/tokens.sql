@@ -28,8 +28,12 @@ from helix.read_tokens_v1(%(tenant)s::text, %(name)s::text, %(after_tenant)s::te
                           %(after_name)s::text, %(after)s::int, %(limit)s::int) t;
 
 -- name: offer_login
--- Stores the code of a login link; returns when it expires.
-select helix.offer_login_v1(%s::text, %s::bytea, %s::text[], %s::float8, %s::float8, %s::text);
+-- Stores the code of a login link; returns when it expires, null if the name belongs to a program.
+select helix.offer_login_v1(%s::text, %s::bytea, %s::text[], %s::float8, %s::float8, %s::text, %s::text);
+
+-- name: end_session
+-- Ends a session: signing out.
+select helix.end_session_v1(%s::bytea);
 
 -- name: redeem_login
 -- Exchanges a login code for a token; no row if it is unknown, used or expired.

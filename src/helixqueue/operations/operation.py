@@ -78,14 +78,14 @@ class Operation(Generic[P, T]):
         self.summary, _, self.description = self.__doc__.partition("\n\n")
 
     def __call__(self, operations: Operations, /, *args: P.args, **kwargs: P.kwargs) -> Steps[T]:
-        values = self._bind(args, kwargs)
+        values = self.checked(args, kwargs)
         remote = operations.call_set.remote
         if remote is None:
             function: Callable[..., Steps[T]] = self.function
             return function(operations, **values)
         return operations.ask(remote(self, values))
 
-    def _bind(self, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
+    def checked(self, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name; refuses those that their parameters do not allow."""
         values = dict(zip(self.parameters, args, strict=False)) | values
         values = {name: value for name, value in values.items() if value is not ABSENT}

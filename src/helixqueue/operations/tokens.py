@@ -34,6 +34,17 @@ Scopes = Annotated[
         length=7, option="--scope", metavar="SCOPE",
     ),
 ]  # fmt: skip
+PersonName = Annotated[
+    str,
+    Param("Name of the person, recorded with every action.", "ada", pattern=NAME_PATTERN),
+]
+LinkScopes = Annotated[
+    list[Literal["submit", "work", "read", "payloads", "operate", "admin"]],
+    Param(
+        "submit, work, read, payloads, operate or admin; all unless given.",
+        length=6, option="--scope", metavar="SCOPE",
+    ),
+]  # fmt: skip
 Queues = Annotated[
     list[QueueName],
     Param(
@@ -145,20 +156,29 @@ def revoke_token(
     return RevokedTokens(operations.tenant, name, revoked)
 
 
-@operation("POST /v1/links", scope="admin", status=201)
-def offer_login(operations: Operations) -> Steps[LoginCode]:
+@operation("POST /v1/links", scope="admin", raises=[NameTaken], status=201)
+def offer_login(
+    operations: Operations, *, name: PersonName | None = None, scopes: LinkScopes | None = None
+) -> Steps[LoginCode]:
     """Create the code of a login link, for one login.
 
-    `POST /v1/login` exchanges it within 15 minutes for a token with every scope, for 12 hours. This
-    is no escalation: the scope admin can create tokens of any scope.
+    The dashboard exchanges it within 15 minutes for a session of 12 hours, `POST /v1/login` for a
+    token. What the person then does is recorded with `name`. Without `scopes` it has every scope of
+    the tenant, which is no escalation: the scope admin can create tokens of any scope.
     """
     code = engine.tokens.new_token("hl_")
     until = yield from operations.ask(
         engine.tokens.offer_login(
-            tenant=operations.tenant, code_hash=code.hash, actor=operations.actor
+            tenant=operations.tenant,
+            code_hash=code.hash,
+            actor=operations.actor,
+            person=name,
+            scopes=engine.tokens.TENANT_SCOPES if scopes is None else scopes,
         ),
         repeatable=False,
     )
+    if until is None:
+        raise NameTaken(f"the name {name} belongs to a token; choose another name for the person")
     return LoginCode(code.token, operations.tenant, until)
 
 

@@ -17,6 +17,9 @@ FastAPI matches the path (404, 405). After routing, in `OperationRoute`:
 10. body                       413 `body-too-large`, 408 `too-slow`
 11. idempotency key            `execute_once`, as in the middleware
 
+Pages (`Pages`, which the dashboard provides) pass the same checks. They authenticate by the cookie
+of a session instead of a token, and answer errors with a page.
+
 Without a valid token a client learns nothing and costs little. Access is denied by default: an
 operation without a scope cannot be called, and only operations with the scope `open` skip 3 to 8
 and 11.
@@ -26,7 +29,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Protocol, get_args, get_origin
 
 from fastapi.routing import APIRoute
 from starlette.requests import Request
@@ -47,7 +50,7 @@ from helixqueue.fence.http.recorder import EFFECT_HEADER
 from helixqueue.log.lines import masked
 from helixqueue.log.requests import SCOPE_KEY, RequestLog
 from helixqueue.service.address import check_host
-from helixqueue.service.errors import error_response
+from helixqueue.service.errors import PAGE_KEY, error_response
 from helixqueue.service.problems import Problem
 from helixqueue.service.strict_request import (
     check_content_type,
@@ -57,8 +60,10 @@ from helixqueue.service.strict_request import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
+    from fastapi.dependencies.models import Dependant
+    from pydantic.fields import FieldInfo
     from starlette.responses import Response
 
     from helixqueue.service.principal import Principal
@@ -71,21 +76,42 @@ BODY_KEY: Final = "helixqueue.body"
 CLIENT_CLOSED: Final = 499  # the status in log and metrics when nothing was sent
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{8,64}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-# Responses are data: browsers must not render them as pages.
+# Responses are data: browsers must not render them as pages. Pages have their own policy.
 _HEADERS: Final = (
+    (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
 
 
+class Pages(Protocol):
+    """What a web interface adds to the service."""
+
+    @property
+    def routes(self) -> Sequence[OperationRoute]: ...
+
+    async def authenticate(self, scope: Scope, service: Service) -> Principal:
+        """The principal of the session; raises `unauthenticated`."""
+
+    async def error(self, scope: Scope, problem: Problem, request_id: str) -> Response:
+        """The page that tells a person about an error."""
+
+
 class AdmissionMiddleware:
     """The steps before routing, and the last error handler of a request."""
 
-    def __init__(self, app: App, service: Service, routes: Iterable[OperationRoute]) -> None:
+    def __init__(
+        self,
+        app: App,
+        service: Service,
+        routes: Iterable[OperationRoute],
+        pages: Pages | None = None,
+    ) -> None:
         self._app = app
         self._service = service
         self._routes = list(routes)
+        self._pages = pages
         self._open = {
             (method, route.path)
             for route in self._routes
@@ -112,7 +138,7 @@ class AdmissionMiddleware:
             pass
         except Exception as error:  # noqa: BLE001 - the last handler of the request
             self._label(scope, request_log)
-            problem = error_response(scope, error)
+            problem = await error_response(scope, error)
             if response.status == CLIENT_CLOSED:
                 await problem(scope, receive, response)
         finally:
@@ -124,6 +150,8 @@ class AdmissionMiddleware:
     async def _admit(
         self, scope: Scope, receive: Receive, send: Send, request_log: RequestLog
     ) -> None:
+        if self._is_page(scope):
+            scope[PAGE_KEY] = self._pages
         check_host(scope, self._service.settings.allowed_hosts)
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if (method, scope["path"]) in self._open:
@@ -141,6 +169,11 @@ class AdmissionMiddleware:
         finally:
             self._in_progress -= 1
 
+    def _is_page(self, scope: Scope) -> bool:
+        """Whether the path is that of a page: only those accept the cookie of a session."""
+        pages = () if self._pages is None else self._pages.routes
+        return any(route.path_regex.match(scope["path"]) for route in pages)
+
     def _check_capacity(self) -> None:
         """Open operations are exempt and do not count: anyone can send any number of them."""
         limit = self._service.settings.max_requests
@@ -155,6 +188,9 @@ class AdmissionMiddleware:
 
     async def _authenticate(self, scope: Scope) -> Principal:
         try:
+            pages: Pages | None = scope.get(PAGE_KEY)
+            if pages is not None:
+                return await pages.authenticate(scope, self._service)
             return await self._service.principals.get(
                 header_values(scope["headers"], "authorization")
             )
@@ -184,7 +220,7 @@ class OperationRoute(APIRoute):
         self.scope = extra.get("x-scope")
         self.fenced = bool(extra.get("x-fenced"))
         self.operation = self.operation_id or self.name
-        self.query = {param.alias: param.field_info for param in self.dependant.query_params}
+        self.query = _query_parameters(self.dependant)
         self.lists = {name for name, info in self.query.items() if _is_list(info.annotation)}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -272,22 +308,29 @@ class _ResponseSender:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [*_HEADERS, (b"x-request-id", self._request_log.request_id.encode())]
-            is_cacheable = False
+            headers = [(b"x-request-id", self._request_log.request_id.encode())]
+            names = set()
             for name, value in message["headers"]:
                 lower = name.lower()
+                names.add(lower)
                 if lower == b"idempotency-replayed":
                     self._request_log.add(decision="repeated")
-                is_cacheable = is_cacheable or lower == b"cache-control"
                 if lower != _EFFECT_HEADER:  # internal
                     headers.append((name, value))
-            if not is_cacheable:
-                headers.append((b"cache-control", b"no-store"))
+            headers += [header for header in _HEADERS if header[0] not in names]
             message = {**message, "headers": headers}
         await self._send(message)
 
 
 _EFFECT_HEADER: Final = EFFECT_HEADER.lower().encode()
+
+
+def _query_parameters(dependant: Dependant) -> dict[str, FieldInfo]:
+    """The query parameters of an endpoint and of what it depends on."""
+    found = {param.alias: param.field_info for param in dependant.query_params}
+    for part in dependant.dependencies:
+        found |= _query_parameters(part)
+    return found
 
 
 def matching_route(routes: Iterable[OperationRoute], scope: Scope) -> OperationRoute | None:

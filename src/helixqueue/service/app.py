@@ -43,6 +43,7 @@ from helixqueue.service.settings import MAX_BODY_BYTES
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from helixqueue.service.admission import Pages
     from helixqueue.service.settings import ServiceSettings
 
 # Hot routes first: a path is compared with one route after the other.
@@ -57,8 +58,8 @@ ROUTERS = (
 _NOTHING_DONE = BEFORE_THE_EFFECT | {400, 404, 408, 409, 422}
 
 
-def create_app(settings: ServiceSettings) -> FastAPI:
-    """Build the ASGI application."""
+def create_app(settings: ServiceSettings, pages: Pages | None = None) -> FastAPI:
+    """Build the ASGI application, with the pages of a web interface if there is one."""
     service = Service(settings)
 
     @asynccontextmanager
@@ -80,15 +81,16 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    routes = operation_routes()
+    operations = operation_routes()
+    routes = operations if pages is None else [*operations, *pages.routes]
     app.router.routes.extend(routes)
     app.state.fixed_paths = frozenset(r.path for r in routes if not r.param_convertors)
     for error in (Problem, HelixError, RequestValidationError, HTTPException):
         app.add_exception_handler(error, handle_error)
-    app.add_middleware(AdmissionMiddleware, service=service, routes=routes)
-    service.policy = idempotency_policy(settings.policy, routes)
+    app.add_middleware(AdmissionMiddleware, service=service, routes=routes, pages=pages)
+    service.policy = idempotency_policy(settings.policy, operations)
     fenced = {(route.path, *route.methods): route for route in service.policy.routes}
-    for route in routes:
+    for route in operations:
         if (route.path, *route.methods) in fenced:
             service.policy_routes[route.operation] = fenced[route.path, *route.methods]
     schema = document(json.loads(_plain_document()), service.policy)

@@ -57,10 +57,6 @@ def routes_of(subject: ModuleType, tag: str | None = None) -> APIRouter:
 
 
 def _endpoint(operation: Operation[..., Any]) -> Callable[..., Any]:
-    sealed = _sealed(
-        {name: parameter.annotation for name, parameter in operation.parameters.items()}
-    )
-
     async def endpoint(
         *,
         principal: Principal,
@@ -76,28 +72,30 @@ def _endpoint(operation: Operation[..., Any]) -> Callable[..., Any]:
                 if value is not None or operation.parameters[name].default is ABSENT
             }
         request_log.add(**{name: values[name] for name in LOGGED if values.get(name) is not None})
-        for name in sealed & values.keys():
-            values[name] = await principal.open_cursor(values[name])
-        steps = operation.function(principal.operations, **values)
-        answer = await principal.run_steps(steps, in_thread=operation.computes)
-        return await _shown(operation, answer, principal, request_log)
+        answer = await run_operation(operation, values, principal)
+        if isinstance(answer, Accepted):  # as the hot route of submit encodes it
+            request_log.add(batch=answer.receipt.batch_id, decision=answer.decision)
+            content = responses.submitted(
+                answer, values=principal.sees_payloads, request_id=request_log.request_id
+            )
+            return responses.json_response(content)
+        return answer
 
     endpoint.__signature__ = _signature(operation)  # type: ignore[attr-defined]
     return endpoint
 
 
-async def _shown(
-    operation: Operation[..., Any],
-    answer: Any,  # noqa: ANN401 - of the operation's type
-    principal: Principal,
-    request_log: RequestLog,
+async def run_operation(
+    operation: Operation[..., Any], values: dict[str, Any], principal: Principal
 ) -> Any:  # noqa: ANN401 - of the operation's type
-    if isinstance(answer, Accepted):  # as the hot route of submit encodes it
-        request_log.add(batch=answer.receipt.batch_id, decision=answer.decision)
-        values = principal.sees_payloads
-        return responses.json_response(
-            responses.submitted(answer, values=values, request_id=request_log.request_id)
-        )
+    """Run an operation for a principal; the caller has checked its scope and the values."""
+    sealed = _sealed(
+        {name: parameter.annotation for name, parameter in operation.parameters.items()}
+    )
+    for name in sealed & values.keys():
+        values[name] = await principal.open_cursor(values[name])
+    steps = operation.function(principal.operations, **values)
+    answer = await principal.run_steps(steps, in_thread=operation.computes)
     redact = None if principal.sees_payloads else operation.redact
     if isinstance(answer, Page):
         rows = answer.rows if redact is None else tuple(map(redact, answer.rows))

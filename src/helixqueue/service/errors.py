@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -19,23 +19,29 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from helixqueue.fence.http.asgi import Scope
+    from helixqueue.service.admission import Pages
     from helixqueue.service.service import Service
 
 log = logging.getLogger("helixqueue.service")
+# In the scope of requests for pages: who renders their errors.
+PAGE_KEY: Final = "helixqueue.page"
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """FastAPI's exception handler."""
-    return error_response(request.scope, error)
+    return await error_response(request.scope, error)
 
 
-def error_response(scope: Scope, error: Exception) -> Response:
-    """The problem response of an error, which is also logged and counted."""
+async def error_response(scope: Scope, error: Exception) -> Response:
+    """The problem response of an error, or its page; it is also logged and counted."""
     request_log: RequestLog = scope[SCOPE_KEY]
     service: Service = scope["app"].state.service
     problem = _problem(scope, error, request_log)
     request_log.add(problem=problem.kind)
     service.metrics.count_problem(problem.kind)
+    pages: Pages | None = scope.get(PAGE_KEY)
+    if pages is not None:
+        return await pages.error(scope, problem, request_log.request_id)
     return problem.response(request_log.request_id)
 
 

@@ -54,7 +54,7 @@ class HotRoute(OperationRoute):
         try:
             response = await self._respond(scope, receive)
         except (Problem, HelixError, RequestValidationError) as error:
-            response = error_response(scope, error)
+            response = await error_response(scope, error)
         await response(scope, receive, send)
 
     async def _respond(self, scope: Scope, receive: Receive) -> Response:

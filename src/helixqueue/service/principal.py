@@ -218,7 +218,10 @@ class Principals:
             raise unauthenticated(
                 "expected Authorization: Bearer hx_..., got another value", "another value"
             )
-        token_hash = tokens.hash_token(token)
+        return await self.find(tokens.hash_token(token))
+
+    async def find(self, token_hash: bytes) -> Principal:
+        """The principal of a token or a session; raises `unauthenticated`."""
         principal = self._cache.get(token_hash)
         if principal is not None and time.monotonic() - principal.read_at < CACHE_SECONDS:
             return principal

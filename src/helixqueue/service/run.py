@@ -10,6 +10,7 @@ import os
 import resource
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -18,17 +19,17 @@ import uvicorn
 from helixqueue.errors import Refused, SchemaMismatch
 from helixqueue.log.lines import JsonFormatter
 from helixqueue.service.address import address_of, is_loopback, url_host
-from helixqueue.service.app import create_app
 from helixqueue.service.compute_threads import SWITCH_SECONDS
 from helixqueue.service.service import SCHEMA_MISMATCH, UNREACHABLE, Service
 from helixqueue.service.slow_clients import connection_class
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from fastapi import FastAPI
 
     from helixqueue.errors import HelixError
     from helixqueue.service.settings import ServiceSettings
 
+CreateApp = Callable[["ServiceSettings"], "FastAPI"]
 GRACE_SECONDS: Final = 5
 # Garbage collection threshold; a bulk submit creates about as many objects.
 YOUNG_OBJECTS: Final = 20_000
@@ -41,6 +42,7 @@ OWN_FILES: Final = 100  # open files besides connections
 
 def serve(
     settings: ServiceSettings,
+    create_app: CreateApp,
     *,
     host: str,
     port: int,
@@ -56,7 +58,7 @@ def serve(
     log_to(logging.StreamHandler(sys.stderr))
     with listener_on(host, port, warn) as listener:
         listening(address_of(listener))
-        HttpServer(config_of(settings)).run(sockets=[listener])
+        HttpServer(config_of(settings, create_app)).run(sockets=[listener])
 
 
 class HttpServer(uvicorn.Server):
@@ -97,7 +99,7 @@ def listener_on(host: str, port: int, warn: Callable[[str], None]) -> socket.soc
     return listener
 
 
-def config_of(settings: ServiceSettings) -> uvicorn.Config:
+def config_of(settings: ServiceSettings, create_app: CreateApp) -> uvicorn.Config:
     """The server's configuration, with the limits on clients that admission does not have."""
     app = create_app(_fit_connections(settings))
     return uvicorn.Config(

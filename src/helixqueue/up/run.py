@@ -7,6 +7,7 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from helixqueue.dashboard.app import create_app
 from helixqueue.errors import HelixError
 from helixqueue.service.run import HttpServer, config_of
 
@@ -52,7 +53,7 @@ async def run(
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stop.set)
-    server = _UpServer(config_of(settings))
+    server = _UpServer(config_of(settings, create_app))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     # The server may also end on its own, even before it is ready.
     serving.add_done_callback(lambda _: server.ready.set())

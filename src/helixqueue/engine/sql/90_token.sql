@@ -21,6 +21,8 @@ create table helix.api_token (
   revoked_by   text,
   reason       text check (octet_length(reason) between 1 and 1000),  -- why it was revoked
   last_used_at timestamptz,  -- to the minute
+  -- The session of a person, from a login link with a name. Each login is the next generation.
+  person       boolean not null default false,
   primary key (tenant, name, generation)
 );
 
@@ -29,7 +31,7 @@ begin
   perform helix.protect_table('helix.api_token'::regclass, 'helix.guard'::regproc);
   perform helix.audit_table('helix.api_token', '{tenant,name,generation}',
                             '{tenant,name,generation,hash,scopes,queues,created_at,created_by,expires_at,revoked_at,'
-                            'revoked_by,reason}');
+                            'revoked_by,reason,person}');
 end
 $$;
 
@@ -137,7 +139,7 @@ end
 $$;
 
 -- Stores the next generation, with the same rights. The one before stays valid for p_overlap_seconds, so that
--- its users can switch. Returns null if no valid token exists, or if another call rotated it concurrently: the
+-- its users can switch. Returns null if no valid token exists (a person logs in again), or if another call rotated it concurrently: the
 -- primary key admits one next generation.
 create function helix.rotate_token_v1(
   p_tenant text, p_name text, p_hash bytea, p_expires_at timestamptz, p_overlap_seconds real,
@@ -151,7 +153,7 @@ begin
   perform helix.demand_token_admin(p_tenant);
   select * into v_last from helix.api_token t where t.tenant = p_tenant and t.name = p_name
   order by t.generation desc limit 1 for update;
-  if v_last.tenant is null or v_last.revoked_at is not null then
+  if v_last.tenant is null or v_last.revoked_at is not null or v_last.person then
     return null;
   end if;
   perform helix.demand_token_admin(p_tenant, v_last.scopes);
@@ -183,6 +185,17 @@ begin
   where t.tenant = p_tenant and t.name = p_name and t.revoked_at is null;
   get diagnostics v_ended = row_count;
   return v_ended;
+end
+$$;
+
+-- Revokes one session or token by its hash, as its holder: signing out.
+create function helix.end_session_v1(p_hash bytea) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter();
+  update helix.api_token t
+  set revoked_at = clock_timestamp(), revoked_by = t.name, reason = 'signed out'
+  where t.hash = p_hash and t.revoked_at is null;
 end
 $$;
 

@@ -241,6 +241,7 @@ begin
       ('tenant_key_v1',          'delegate'),
       ('authenticate_v1',        'delegate'),
       ('redeem_login_v1',        'delegate'),
+      ('end_session_v1',         'delegate'),
       ('read_can_serve_v1',      'any'),
       ('resolve_by_token_v1',    'delegate'),
       -- The whole server.

@@ -332,7 +332,10 @@ OPERATIONS: Final[dict[str, Example]] = {
             "expires_at": "2026-12-01T08:00:00Z",
         }
     ),
-    "offer_login": Example({"code": "hl_" + "A" * 43, "tenant": "lab", "until": _ENDED}),
+    "offer_login": Example(
+        {"code": "hl_" + "A" * 43, "tenant": "lab", "until": _ENDED},
+        request={"name": "ada", "scopes": ["read", "operate"]},
+    ),
     "list_tokens": Example({"rows": [_TOKEN], "next": None}),
     "create_token": Example(
         {**_TOKEN, "token": "hx_" + "x" * 43},

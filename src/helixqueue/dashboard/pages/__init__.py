@@ -1,0 +1,1 @@
+"""The pages: one module per page, named as the navigation names it."""
