@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -13,7 +13,7 @@ from fastapi import Depends, Query
 from starlette.responses import Response, StreamingResponse
 
 from helixqueue.dashboard import batch_operations
-from helixqueue.dashboard.page import HEADERS, After, PageRequest, PageDep, page_router, view
+from helixqueue.dashboard.page import HEADERS, After, PageDep, PageRequest, page_router, view
 from helixqueue.dashboard.rendering import identity as identity_text
 from helixqueue.operations import queues as queue_operations
 from helixqueue.records.parameter import NAME_PATTERN
@@ -34,6 +34,7 @@ FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 TABS: Final = (None, State.PENDING, State.RUNNING, State.COMPLETED, State.FAILED, State.CANCELLED)
 
 Filters = dict[str, Any]
+Lines = Callable[[AsyncIterator["BatchRow"]], AsyncIterator[str]]
 
 
 async def _filters(
@@ -80,8 +81,8 @@ async def export_json(page: PageDep, filters: FiltersDep) -> Response:
 
 
 def _download(
-    page: PageRequest, filters: Filters, ending: str, media_type: str, lines: Any
-) -> Response:  # noqa: ANN401
+    page: PageRequest, filters: Filters, ending: str, media_type: str, lines: Lines
+) -> Response:
     name = f"batches-{page.now:%Y%m%d-%H%M%S}.{ending}"
     headers = HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'}
     return StreamingResponse(lines(_all(page, filters)), media_type=media_type, headers=headers)

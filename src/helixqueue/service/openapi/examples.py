@@ -333,8 +333,7 @@ OPERATIONS: Final[dict[str, Example]] = {
         }
     ),
     "offer_login": Example(
-        {"code": "hl_" + "A" * 43, "tenant": "lab", "until": _ENDED},
-        request={"name": "ada", "scopes": ["read", "operate"]},
+        {"code": "hl_" + "A" * 43, "tenant": "lab", "until": _ENDED}, request={"name": "ada"}
     ),
     "list_tokens": Example({"rows": [_TOKEN], "next": None}),
     "create_token": Example(
@@ -347,8 +346,7 @@ OPERATIONS: Final[dict[str, Example]] = {
         },
     ),
     "rotate_token": Example(
-        {**_TOKEN, "generation": 2, "token": "hx_" + "x" * 43},
-        request={"days": 90, "overlap_seconds": 3600},
+        {**_TOKEN, "generation": 2, "token": "hx_" + "x" * 43}, request={"overlap_seconds": 3600}
     ),
     "revoke_token": Example(
         {"tenant": "lab", "name": "uploader", "revoked": 2},
