@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -79,7 +79,7 @@ def _link(
         typer.Option("--name", metavar="NAME", help="Person who logs in; recorded with actions."),
     ] = None,
     scope: Annotated[
-        list[Literal["submit", "work", "read", "payloads", "operate", "admin"]] | None,
+        list[str] | None,
         typer.Option("--scope", metavar="SCOPE", help="What the person may do; repeatable."),
     ] = None,
     actor: options.Actor = None,
@@ -99,10 +99,10 @@ def _link(
         raise typer.BadParameter(
             "--at: expected the URL of the service; no `helixq up` runs in this directory"
         )
+    scopes: Any = scope or None
+    offer = partial(tokens.offer_login, name=name, scopes=scopes)
     with connection.open_target() as target:
-        login = operation.run(
-            target, tenant, actor, partial(tokens.offer_login, name=name, scopes=scope or None)
-        )
+        login = operation.run(target, tenant, actor, offer)
     link = f"{at.rstrip('/')}/login?code={login.code}"
     if as_json:
         show.as_json({"login": link, "tenant": login.tenant, "login_until": login.until})
