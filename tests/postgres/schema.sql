@@ -5764,6 +5764,78 @@ $$;
 
 ALTER FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) OWNER TO helix_engine;
 
+-- Name: read_activity_v1(text, timestamp with time zone, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_activity_v1(p_tenant text, p_at timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_id bigint DEFAULT '9223372036854775807'::bigint, p_look integer DEFAULT 1000, p_limit integer DEFAULT 50) RETURNS TABLE(edge_at timestamp with time zone, edge_id bigint, at timestamp with time zone, id bigint, actor text, action text, subject text, queue text, batches bigint, public_id uuid, detail text)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+declare
+  v_queues integer[] := array(select q.id from helix.queue q where q.tenant = p_tenant);
+  v_sees   boolean := helix.sees_payloads();
+begin
+  return query
+    with seen as materialized (
+      select e.at, e.id, e.part, e.reason, e.actor, e.batch, e.queue, e.version,
+             row_number() over (order by e.at desc, e.id desc) = p_look as last
+      from helix.entry e
+      where e.reason in ('retried', 'cancelled', 'recovered') and (e.at, e.id) < (p_at, p_id)
+      order by e.at desc, e.id desc, e.part desc limit least(p_look, 10000)
+    ),
+    stepped as (
+      select s.at, s.id, s.actor, s.reason::text as action, 'batch' as subject, u.queue as queue_id,
+             count(*) as batches, min(u.batch) as batch, min(u.version) as version
+      from seen s cross join lateral unnest(s.batch, s.queue, s.version) as u (batch, queue, version)
+      where s.queue && v_queues and u.queue = any (v_queues)
+      group by s.at, s.id, s.actor, s.reason, u.queue
+    ),
+    happened as (
+      select s.at, s.id, s.actor, s.action, s.subject, q.name as queue, s.batches, s.batch,
+             case when v_sees then r.detail::text end as detail
+      from stepped s
+      cross join lateral (select q.name from helix.queue q where q.id = s.queue_id limit 1) q
+      left join lateral (select r.detail from helix.result r
+                         where r.batch = s.batch and r.version = s.version limit 1) r on true
+      union all
+      (select d.at, d.id, d.actor, case d.kind when 'erased' then 'erased' else 'set' end,
+              case when d.batch is not null then 'batch' when strpos(d.queue, '/') > 0
+                   then split_part(d.queue, '/', 1) else 'queue' end,
+              d.queue, (d.batch is not null)::integer, d.batch, d.detail::text
+       from helix.decision d
+       where d.tenant = p_tenant and d.kind in ('setting', 'erased') and (d.at, d.id) < (p_at, p_id)
+       order by d.tenant, d.at desc, d.id desc limit p_limit)
+      union all
+      select c.at, 0, c.actor, c.action, 'token', t.name, 0, null, c.detail
+      from helix.api_token t
+      cross join lateral (
+        values (t.created_at, t.created_by, 'created', array_to_string(t.scopes, ', ')),
+               (t.revoked_at, t.revoked_by, 'revoked', t.reason)) as c (at, actor, action, detail)
+      where t.tenant = p_tenant and (c.at, 0) < (p_at, p_id)
+    ),
+    page as (
+      select h.* from happened h
+      -- What is older than the part of the ledger that was read belongs to a later page.
+      where h.at >= coalesce((select s.at from seen s where s.last), '-infinity')
+      order by h.at desc, h.id desc limit least(p_limit, 1001)
+    )
+    select e.at, e.id, p.at, p.id, p.actor, p.action, p.subject, p.queue, p.batches,
+           (select helix.public_id(b.key) from helix.batch b where b.id = p.batch), p.detail
+    from (values (1)) as always (one)
+    left join (select s.at, s.id from seen s where s.last) e on true
+    left join page p on true
+    order by p.at desc, p.id desc;
+end
+$$;
+
+ALTER FUNCTION helix.read_activity_v1(p_tenant text, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
+
 -- Name: read_batch_states_v1(bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_batch_states_v1(p_after bigint, p_limit integer) RETURNS TABLE(reached bigint, retired boolean, working boolean, state text, entry bigint, version integer, attempt smallint, queue integer, number bigint, epoch integer, batch bigint[])
@@ -8178,6 +8250,102 @@ $$;
 
 ALTER FUNCTION helix.read_outcomes_v1(p_ids uuid[], p_results boolean) OWNER TO helix_reader;
 
+-- Name: read_overview_v1(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_overview_v1(p_tenant text, p_limit integer DEFAULT 50) RETURNS TABLE(now timestamp with time zone, kept_at timestamp with time zone, queues json, hour json, today json, known_queues bigint, workers json, in_doubt bigint, oldest_doubt_seconds double precision, letters bigint, findings bigint)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_hour  timestamptz := date_trunc('minute', v_now) - interval '1 hour';
+  v_today timestamptz := date_trunc('day', v_now, 'UTC');
+  v_named boolean := exists (select from helix.role_tenant b where b.role = session_user and b.by_setting);
+begin
+  return query
+    with gauge as materialized (
+      select m.name, m.queue, m.label, m.value from helix.metric m
+      where m.tenant = p_tenant
+        and m.name in ('helix_batches', 'helix_oldest_pending_seconds', 'helix_fences_in_doubt',
+                       'helix_fence_oldest_doubt_seconds', 'helix_dead_letters')
+    ),
+    counted as (
+      select g.queue,
+             coalesce(sum(g.value) filter (where g.label = 'PENDING'), 0)::bigint as pending,
+             coalesce(sum(g.value) filter (where g.label in ('ASSIGNED', 'RUNNING')), 0)::bigint as leased,
+             coalesce(sum(g.value) filter (where g.label = 'FAILED'), 0)::bigint as failed,
+             max(g.value) filter (where g.name = 'helix_oldest_pending_seconds') as oldest
+      from gauge g where g.name in ('helix_batches', 'helix_oldest_pending_seconds') group by g.queue
+    ),
+    ranked as materialized (
+      select q.name, q.paused, q.closed, q.stalled_after_seconds, s.problem,
+             coalesce(c.pending, 0) as pending, coalesce(c.leased, 0) as leased, coalesce(c.failed, 0) as failed,
+             nullif(c.oldest, 0) as oldest,
+             row_number() over (order by array_position('{stalled,failures,paused,flowing,idle,closed}', s.problem),
+                                         c.oldest desc nulls last, q.name) as place
+      from helix.queue q
+      left join counted c on c.queue = q.name
+      left join lateral (
+        select coalesce(sum(r.failed), 0) as failed from helix.rollup r
+        where r.tenant = p_tenant and r.queue = q.name and r.seconds = 3600 and r.at > v_now - interval '2 hours') f
+        on true
+      cross join lateral (
+        select case when c.oldest > q.stalled_after_seconds and not q.paused then 'stalled'
+                    when f.failed > 0 and c.failed > 0 then 'failures' when q.paused then 'paused'
+                    when q.closed then 'closed'
+                    when coalesce(c.leased, 0) > 0 or coalesce(c.pending, 0) > 0 then 'flowing'
+                    else 'idle' end as problem) s
+      where q.tenant = p_tenant
+      order by place limit least(p_limit, 500)
+    ),
+    shown as (
+      select r.*, h.rows, d.completed
+      from ranked r
+      cross join lateral (
+        select json_agg(json_build_array(u.at, u.submitted, u.repeated, u.completed, u.failed, u.cancelled, u.lost,
+                                         u.refused, u.pending, u.waits, u.runs)) as rows
+        from helix.rollup u
+        where u.tenant = p_tenant and u.queue = r.name and u.seconds = 60 and u.at >= v_hour) h
+      cross join lateral (
+        select coalesce(sum(u.completed), 0)::bigint as completed from helix.rollup u
+        where u.tenant = p_tenant and u.queue = r.name and u.seconds = 3600 and u.at >= v_today) d
+    )
+    select v_now, (select d.last_at from helix.duty d where d.duty = 'metrics'),
+           (select json_agg(json_build_array(s.name, s.problem, s.paused, s.pending, s.oldest, s.leased, s.failed,
+                                             s.completed, s.rows) order by s.place) from shown s),
+           (select json_agg(json_build_array(u.at, u.submitted, u.repeated, u.completed, u.failed, u.cancelled, u.lost,
+                                             u.refused, u.pending, u.waits, u.runs))
+            from helix.rollup u
+            where u.tenant = p_tenant and u.queue = '' and u.seconds = 60 and u.at >= v_hour),
+           (select json_agg(json_build_array(u.at, u.submitted, u.repeated, u.completed, u.failed, u.cancelled, u.lost,
+                                             u.refused, u.pending, u.waits, u.runs))
+            from helix.rollup u
+            where u.tenant = p_tenant and u.queue = '' and u.seconds = 3600 and u.at >= v_today),
+           (select count(*) from helix.queue q where q.tenant = p_tenant),
+           (select json_build_array(count(*) filter (where w.last_seen > v_now - interval '60 s'), count(*),
+                                    sum((w.free ->> 'slots')::numeric) filter (
+                                      where w.last_seen > v_now - interval '60 s'
+                                        and jsonb_typeof(w.free -> 'slots') = 'number'))
+            from (select w.last_seen, w.free from helix.worker w
+                  where w.role = session_user
+                    and (not v_named or w.name >= p_tenant || '/' collate "C" and w.name < p_tenant || '0' collate "C")
+                    and w.last_seen > v_now - interval '1 day'
+                  limit 5000) w),
+           (select sum(g.value)::bigint from gauge g where g.name = 'helix_fences_in_doubt'),
+           (select max(g.value) from gauge g where g.name = 'helix_fence_oldest_doubt_seconds'),
+           (select sum(g.value)::bigint from gauge g where g.name = 'helix_dead_letters'),
+           (select count(*) from (select from helix.finding f
+                                  join helix.queue q on q.id = f.queue and q.tenant = p_tenant
+                                  where f.cleared_at is null limit 1000) f);
+end
+$$;
+
+ALTER FUNCTION helix.read_overview_v1(p_tenant text, p_limit integer) OWNER TO helix_reader;
+
 -- Name: read_pending(text, text, timestamp with time zone, timestamp with time zone, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_pending(p_tenant text, p_queue text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) RETURNS SETOF helix.list_place
@@ -8393,6 +8561,51 @@ $$;
 
 ALTER FUNCTION helix.read_queues_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer) OWNER TO helix_reader;
 
+-- Name: read_refusals_v1(text, text, timestamp with time zone, bigint, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_refusals_v1(p_tenant text, p_queue text, p_at timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_batch bigint DEFAULT '9223372036854775807'::bigint, p_number bigint DEFAULT '9223372036854775807'::bigint, p_look integer DEFAULT 1000, p_limit integer DEFAULT 50) RETURNS TABLE(edge_at timestamp with time zone, edge_batch bigint, edge_number bigint, first_at timestamp with time zone, batch bigint, number bigint, last_at timestamp with time zone, operation text, worker text, owner text, why text, times integer, public_id uuid, queue text, identity text, state text, finished_at timestamp with time zone)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    with seen as materialized (
+      select r.first_at, r.batch, r.number, r.last_at, r.operation, r.worker, r.owner, r.why, r.times,
+             row_number() over (order by r.first_at desc, r.batch desc, r.number desc) = p_look as last
+      from helix.refusal r
+      where r.tenant = p_tenant and (r.first_at, r.batch, r.number) < (p_at, p_batch, p_number)
+      order by r.first_at desc, r.batch desc, r.number desc limit least(p_look, 10000)
+    ),
+    page as (
+      select s.*, q.name as queue, helix.public_id(b.key) as public_id, b.identity::text as identity,
+             coalesce(w.state, b.state)::text as state,
+             case when w.state in ('COMPLETED', 'FAILED', 'CANCELLED') then w.changed_at else b.ended_at end
+               as finished_at
+      from seen s
+      cross join lateral (select * from helix.batch b where b.id = s.batch limit 1) b
+      cross join lateral (select q.name from helix.queue q where q.id = b.queue limit 1) q
+      left join lateral (select w.state, w.changed_at from helix.work w where w.batch = s.batch limit 1) w on true
+      where p_queue is null or q.name = p_queue
+      order by s.first_at desc, s.batch desc, s.number desc limit least(p_limit, 1001)
+    )
+    select e.first_at, e.batch, e.number, p.first_at, p.batch, p.number, p.last_at, p.operation, p.worker, p.owner,
+           p.why, p.times, p.public_id, p.queue, p.identity, p.state, p.finished_at
+    from (values (1)) as always (one)
+    left join (select s.first_at, s.batch, s.number from seen s where s.last) e on true
+    left join page p on true
+    order by p.first_at desc, p.batch desc, p.number desc;
+end
+$$;
+
+ALTER FUNCTION helix.read_refusals_v1(p_tenant text, p_queue text, p_at timestamp with time zone, p_batch bigint, p_number bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
+
 -- Name: read_refused_v1(text, text, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint DEFAULT '9223372036854775807'::bigint, p_limit integer DEFAULT 50) RETURNS TABLE(id bigint, at timestamp with time zone, actor text, raw_hex text, why text)
@@ -8415,6 +8628,94 @@ end
 $$;
 
 ALTER FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint, p_limit integer) OWNER TO helix_reader;
+
+-- Name: read_rollup_v1(text, text, integer, timestamp with time zone, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone) RETURNS TABLE(kept_at timestamp with time zone, backlog bigint, at timestamp with time zone, submitted bigint, repeated bigint, completed bigint, failed bigint, cancelled bigint, lost bigint, refused bigint, pending bigint, waits integer[], runs integer[])
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    select (select d.last_at from helix.duty d where d.duty = 'metrics'),
+           (select sum(m.value)::bigint from helix.metric m
+            where m.name = 'helix_batches' and m.tenant = p_tenant and m.label = 'PENDING'
+              and (p_queue = '' or m.queue = p_queue)),
+           r.at, r.submitted, r.repeated, r.completed, r.failed, r.cancelled, r.lost, r.refused, r.pending,
+           r.waits, r.runs
+    from (values (1)) as always (one)
+    left join lateral (
+      select * from helix.rollup r
+      where r.tenant = p_tenant and r.queue = p_queue and r.seconds = p_seconds
+        and r.at >= p_since and r.at < p_until
+      order by r.tenant, r.queue, r.seconds, r.at limit 3000) r on true;
+end
+$$;
+
+ALTER FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone) OWNER TO helix_reader;
+
+-- Name: read_search_v1(text, text, bytea, bytea, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_search_v1(p_tenant text, p_text text, p_from bytea, p_to bytea, p_letter bigint, p_limit integer DEFAULT 10) RETURNS TABLE(kind text, name text, id text, queue text, state text)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+declare
+  v_limit integer := least(p_limit, 50);
+  -- Workers of a service have the tenant before their name.
+  v_start text := case when exists (select from helix.role_tenant b where b.role = session_user and b.by_setting)
+                       then p_tenant || '/' else '' end;
+  v_from  text := v_start || p_text;
+  v_to    text := v_start || p_text || chr(1114111);
+begin
+  return query
+    (select 'batch', coalesce(replace(f.identity, chr(31), '/'), helix.public_id(f.key)::text),
+            helix.public_id(f.key)::text, q.name, coalesce(w.state, f.state)::text
+     from (select b.id, b.key, b.queue, b.identity::text as identity, b.state from helix.batch b
+           where b.key >= p_from and b.key <= p_to order by b.key limit 1000) f
+     cross join lateral (select q.name from helix.queue q where q.id = f.queue and q.tenant = p_tenant limit 1) q
+     left join lateral (select w.state from helix.work w where w.batch = f.id limit 1) w on true
+     limit v_limit)
+    union all
+    (select 'worker', n.name, n.name, null, null
+     from (select substr(w.name, length(v_start) + 1) as name from helix.worker w
+           where w.role = session_user and w.name >= v_from collate "C" and w.name < v_to collate "C"
+           order by w.name limit v_limit) n)
+    union all
+    (select 'fence', f.name::text, helix.key_text(f.key), null, f.state::text
+     from (select x.name, x.key, x.state from helix.fence x where x.tenant = p_tenant and x.name = p_text
+           order by x.tenant, x.name, x.life desc limit v_limit) f)
+    union all
+    -- A key has the name of its fence in it; the duty that counts calls keeps up to a hundred names.
+    (select 'fence', f.name::text || ' ' || p_text, helix.key_text(f.key), null, f.state::text
+     from (select m.queue from helix.metric m
+           where m.name = 'helix_fence_calls_total' and m.tenant = p_tenant and m.label = 'new'
+           order by m.queue limit 200) m
+     cross join lateral (select x.name, x.key, x.state from helix.fence x
+                         where x.key = helix.derive_fence_key(p_tenant, m.queue, p_text) limit 1) f
+     limit v_limit)
+    union all
+    (select 'queue', q.name, q.name, q.name, null
+     from helix.queue q where q.tenant = p_tenant and q.name = p_text)
+    union all
+    (select 'letter', l.id::text, l.id::text, l.queue::text, l.status
+     from helix.dead_letter l where l.id = p_letter and l.tenant = p_tenant);
+end
+$$;
+
+ALTER FUNCTION helix.read_search_v1(p_tenant text, p_text text, p_from bytea, p_to bytea, p_letter bigint, p_limit integer) OWNER TO helix_reader;
 
 -- Name: read_tenant_workers_v1(text, text, timestamp with time zone, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -12389,6 +12690,10 @@ CREATE INDEX dead_letter_list ON helix.dead_letter USING btree (tenant, id);
 
 CREATE INDEX dead_letter_until ON helix.dead_letter USING btree (until) WHERE ((body IS NOT NULL) AND (until IS NOT NULL));
 
+-- Name: decision_action; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX decision_action ON helix.decision USING btree (tenant, at, id) WHERE (kind = ANY (ARRAY['setting'::text, 'erased'::text]));
+
 -- Name: decision_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX decision_age ON helix.decision USING btree (tenant, queue, at) WHERE (kind = ANY (ARRAY['duplicate'::text, 'conflict'::text, 'refused'::text]));
@@ -12404,6 +12709,10 @@ CREATE INDEX decision_refused ON helix.decision USING btree (tenant, queue, id) 
 -- Name: decision_xid; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX decision_xid ON helix.decision USING brin (xid) WITH (autosummarize='on');
+
+-- Name: entry_action; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX entry_action ON helix.entry USING btree (at, id, part) WHERE (reason = ANY (ARRAY['retried'::helix.reason, 'cancelled'::helix.reason, 'recovered'::helix.reason]));
 
 -- Name: entry_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -12464,6 +12773,10 @@ CREATE INDEX ledger_event_xid ON helix.ledger_event USING brin (xid) WITH (autos
 -- Name: refusal_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX refusal_age ON helix.refusal USING brin (xid) WITH (autosummarize='on');
+
+-- Name: refusal_list; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX refusal_list ON helix.refusal USING btree (tenant, first_at, batch, number);
 
 -- Name: request_due; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -14770,6 +15083,12 @@ GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO he
 GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_operate;
 GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_admin;
 
+-- Name: FUNCTION read_activity_v1(p_tenant text, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_activity_v1(p_tenant text, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_activity_v1(p_tenant text, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_activity_v1(p_tenant text, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) TO helix_read;
+
 -- Name: FUNCTION read_batch_states_v1(p_after bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_batch_states_v1(p_after bigint, p_limit integer) FROM PUBLIC;
@@ -15107,6 +15426,12 @@ REVOKE ALL ON FUNCTION helix.read_outcomes_v1(p_ids uuid[], p_results boolean) F
 GRANT ALL ON FUNCTION helix.read_outcomes_v1(p_ids uuid[], p_results boolean) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_outcomes_v1(p_ids uuid[], p_results boolean) TO helix_read;
 
+-- Name: FUNCTION read_overview_v1(p_tenant text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_overview_v1(p_tenant text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_overview_v1(p_tenant text, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_overview_v1(p_tenant text, p_limit integer) TO helix_read;
+
 -- Name: FUNCTION read_pending(p_tenant text, p_queue text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_pending(p_tenant text, p_queue text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
@@ -15143,11 +15468,29 @@ REVOKE ALL ON FUNCTION helix.read_queues_v1(p_tenant text, p_queue text, p_bound
 GRANT ALL ON FUNCTION helix.read_queues_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_queues_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer) TO helix_read;
 
+-- Name: FUNCTION read_refusals_v1(p_tenant text, p_queue text, p_at timestamp with time zone, p_batch bigint, p_number bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_refusals_v1(p_tenant text, p_queue text, p_at timestamp with time zone, p_batch bigint, p_number bigint, p_look integer, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_refusals_v1(p_tenant text, p_queue text, p_at timestamp with time zone, p_batch bigint, p_number bigint, p_look integer, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_refusals_v1(p_tenant text, p_queue text, p_at timestamp with time zone, p_batch bigint, p_number bigint, p_look integer, p_limit integer) TO helix_read;
+
 -- Name: FUNCTION read_refused_v1(p_tenant text, p_queue text, p_before bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint, p_limit integer) TO helix_read;
+
+-- Name: FUNCTION read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone) TO helix_read;
+
+-- Name: FUNCTION read_search_v1(p_tenant text, p_text text, p_from bytea, p_to bytea, p_letter bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_search_v1(p_tenant text, p_text text, p_from bytea, p_to bytea, p_letter bigint, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_search_v1(p_tenant text, p_text text, p_from bytea, p_to bytea, p_letter bigint, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_search_v1(p_tenant text, p_text text, p_from bytea, p_to bytea, p_letter bigint, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_tenant_workers_v1(p_tenant text, p_after text, p_since timestamp with time zone, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -15951,6 +16294,8 @@ GRANT SELECT ON TABLE helix.role_tenant TO helix_operator;
 -- Name: TABLE rollup; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.rollup TO helix_engine;
+GRANT SELECT ON TABLE helix.rollup TO helix_reader;
+GRANT SELECT ON TABLE helix.rollup TO helix_operator;
 
 -- Name: TABLE source; Type: ACL; Schema: helix; Owner: helix_owner
 

@@ -163,6 +163,13 @@ CASES = {
     ],
     "read_fence_counts_v1": ["helix.read_fence_counts_v1()"],
     "read_refused_v1": ["helix.read_refused_v1('b', %(queue)s)"],
+    "read_overview_v1": ["helix.read_overview_v1('b')"],
+    "read_refusals_v1": ["helix.read_refusals_v1('b', null)"],
+    "read_activity_v1": ["helix.read_activity_v1('b')"],
+    "read_search_v1": [
+        "helix.read_search_v1('b', %(queue)s, '\\x01', '\\x02', %(letter)s)",
+        "helix.read_search_v1('b', %(fence_name)s, null, null, null)",
+    ],
     "read_letters_v1": [
         "helix.read_letters_v1('b', null, null, null, 1000000, 100, 100)",
         "helix.read_letters_v1('b', 'open', 'json', null, 1000000, 100, 100)",
@@ -182,6 +189,7 @@ WORDLESS = {
     "read_fence_holder_v1",
     "read_fence_lag_v1",
     "read_letter_counts_v1",
+    "read_rollup_v1",
     "read_tenants_v1",
     "tenant_key_v1",
 }

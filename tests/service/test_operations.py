@@ -16,7 +16,7 @@ from helixqueue.client.backend import backend_of
 from helixqueue.engine import fences as fence_calls
 from helixqueue.errors import Unavailable
 from helixqueue.fence import operations as fences
-from helixqueue.operations import feeds, identities, ledgers, letters, queues, tokens
+from helixqueue.operations import feeds, identities, ledgers, letters, overview, queues, tokens
 from helixqueue.operations.operation import operations_of
 from helixqueue.records.fence import FenceDetail
 from helixqueue.records.letter import LetterDetail, LetterRow
@@ -33,7 +33,7 @@ REASON = {"reason": "the table test"}
 RESOLUTION = {**REASON, "applied": True, "effect": "re_1", "result": {"id": "re_1"}}
 OPERATIONS = {
     operation.name: operation
-    for subject in (queues, identities, letters, tokens, ledgers, feeds, fences)
+    for subject in (*(overview, queues, identities, letters, tokens, ledgers, feeds, fences),)
     for operation in operations_of(subject)
 }
 
@@ -48,6 +48,11 @@ class Case(NamedTuple):
 
 
 TABLE = {
+    "show_overview": Case("read", 200),
+    "show_series": Case("read", 200),
+    "list_refusals": Case("read", 200),
+    "list_activity": Case("read", 200),
+    "search": Case("read", 200),
     "list_queues": Case("read", 200),
     "show_queue": Case("read", 200),
     "show_settings": Case("any", 403),
@@ -115,6 +120,10 @@ def subject(site, database, lab, request):
             [event] = helix.feed(lab.q, ledger=lab.q).read()
         query = {"entity": "drone-7"} if "entity" in operation.parameters else {}
         body = {"ledger": lab.q, "after": event.after, "to": event.position}
+    if operation is overview.search:
+        query = {"text": "S-1"}
+    if operation is overview.list_activity:
+        lab.queue()
     body = {member: body[member] for member in body if member in operation.parameters}
     body = body if "{feed}" in operation.path else {}
     if "fence" in operation.name:

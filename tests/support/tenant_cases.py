@@ -215,6 +215,24 @@ READS = {
         }
     ],
     "read_letter_v1": lambda _: [{"letter": 1, "body": True}],
+    "read_overview_v1": lambda _: [{"tenant": "b", "limit": 500}],
+    "read_rollup_v1": lambda _: [
+        {"tenant": "b", "queue": queue, "seconds": 60, "since": "-infinity", "until": "infinity"}
+        for queue in ("", "shared")
+    ],
+    "read_refusals_v1": lambda _: [{"tenant": "b", "queue": None}],
+    "read_activity_v1": lambda _: [{"tenant": "b"}],
+    "read_search_v1": lambda _: [
+        {
+            "tenant": "b",
+            "text": text,
+            "from": b"\x01",
+            "to": b"\x02",
+            "letter": 1,
+            "limit": 50,
+        }
+        for text in ("shared", f"{WORD}-name", WORD)
+    ],
     "read_letter_counts_v1": lambda _: [{"tenant": None}, {"tenant": "b"}],
     "read_intakes_v1": lambda _: [{"tenant": None}, {"tenant": "b"}],
     "read_chains_v1": lambda _: [{"after": 0, "limit": 1000}],

@@ -7,7 +7,7 @@ scans a bounded number of rows, so it can be short: only a page without `next` i
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from helixqueue.identity.canonical import canonical_revision
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.batch import (
-    AttemptRow,
     BatchContent,
     BatchDetail,
     BatchPage,
@@ -37,6 +36,7 @@ from helixqueue.records.batch import (
     OutcomeRow,
     RefusalRow,
     SourceRow,
+    attempts_of,
 )
 from helixqueue.records.page import Page
 from helixqueue.records.queue import BoundedCount, QueueCounts, QueueSummary
@@ -213,7 +213,7 @@ def _read_detail(row: Row) -> BatchDetail:
             "raw": identity_parts(values["raw"] or values["identity"]),
             "state": State(values["state"]),
             "events": ledger,
-            "attempts": _attempts(ledger),
+            "attempts": attempts_of(ledger),
             "refusals": tuple(_read_refusal(refusal) for refusal in _rows(values["refusals"])),
             "decisions": tuple(
                 DecisionRow(_time(at), *rest) for at, *rest in _rows(values["decisions"])
@@ -226,28 +226,6 @@ def _read_detail(row: Row) -> BatchDetail:
             ),
         }
     )
-
-
-def _attempts(events: Sequence[EventRow]) -> tuple[AttemptRow, ...]:
-    """Derive the attempts of a batch from its events, in order."""
-    attempts: list[AttemptRow] = []
-    for event in events:
-        if event.to_state is State.ASSIGNED:
-            attempts.append(
-                AttemptRow(event.attempt, event.epoch, event.number, event.actor, event.at)
-            )
-        elif event.to_state is State.RUNNING and attempts:
-            attempts[-1] = replace(attempts[-1], started_at=event.at)
-        elif attempts and attempts[-1].ended_at is None:
-            attempts[-1] = replace(
-                attempts[-1],
-                ended_at=event.at,
-                end=event.reason,
-                ended_by=event.actor,
-                detail=event.detail,
-                late=event.late,
-            )
-    return tuple(attempts)
 
 
 def outcomes(*, ids: Sequence[UUID], results: bool = False) -> Call[list[OutcomeRow | None]]:

@@ -8,10 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["calls", "identities", "ledgers", "letters", "reads", "tokens"]
+__all__ = [
+    "calls", "fences", "identities", "ledgers", "letters", "overview", "reads", "service_calls",
+    "tokens",
+]  # fmt: skip
 
 if TYPE_CHECKING:
-    from helixqueue.engine import calls, identities, ledgers, letters, reads, tokens
+    from helixqueue.engine import (
+        calls,
+        fences,
+        identities,
+        ledgers,
+        letters,
+        overview,
+        reads,
+        service_calls,
+        tokens,
+    )
 else:
     from importlib import import_module
 

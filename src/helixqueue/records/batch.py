@@ -5,7 +5,8 @@ Identities are tuples of their parts, `()` for none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -118,6 +119,28 @@ class AttemptRow:
     ended_by: str | None = None
     detail: str | None = None
     late: bool = False
+
+
+def attempts_of(events: Sequence[EventRow]) -> tuple[AttemptRow, ...]:
+    """The attempts of a batch, from its events in order."""
+    attempts: list[AttemptRow] = []
+    for event in events:
+        if event.to_state is State.ASSIGNED:
+            attempts.append(
+                AttemptRow(event.attempt, event.epoch, event.number, event.actor, event.at)
+            )
+        elif event.to_state is State.RUNNING and attempts:
+            attempts[-1] = replace(attempts[-1], started_at=event.at)
+        elif attempts and attempts[-1].ended_at is None:
+            attempts[-1] = replace(
+                attempts[-1],
+                ended_at=event.at,
+                end=event.reason,
+                ended_by=event.actor,
+                detail=event.detail,
+                late=event.late,
+            )
+    return tuple(attempts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 from itertools import accumulate, zip_longest
 from typing import Final, Literal
 
@@ -112,3 +112,23 @@ def quantile(histogram: Sequence[int], share: float) -> float | None:
     before = sums[place] - histogram[place]
     inside = (rank - before) / histogram[place] if histogram[place] else 1.0
     return lower + (upper - lower) * min(max(inside, 0.0), 1.0)
+
+
+def points_of(
+    rows: Sequence[RollupRow], start: datetime, step_seconds: int, count: int, backlog: int | None
+) -> tuple[SeriesPoint, ...]:
+    """The figures of each step; `backlog` is the number of PENDING batches after the last one.
+
+    The backlog before a step follows from the changes in it.
+    """
+    step = timedelta(seconds=step_seconds)
+    steps: list[list[RollupRow]] = [[] for _ in range(count)]
+    for row in rows:
+        steps[(row.at - start) // step].append(row)
+    points: list[SeriesPoint] = []
+    for place in reversed(range(count)):
+        figures = figures_of(steps[place])
+        points.append(SeriesPoint(**asdict(figures), at=start + place * step, pending=backlog))
+        if backlog is not None:
+            backlog -= sum(row.pending for row in steps[place])
+    return tuple(reversed(points))

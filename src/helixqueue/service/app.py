@@ -16,7 +16,7 @@ from helixqueue import __version__
 from helixqueue.errors import HelixError, Refused
 from helixqueue.fence import operations as fences
 from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
-from helixqueue.operations import feeds, identities, letters, queues
+from helixqueue.operations import feeds, identities, letters, overview, queues
 from helixqueue.operations import ledgers as ledger_operations
 from helixqueue.operations import tokens as token_operations
 from helixqueue.service.admission import AdmissionMiddleware, OperationRoute
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 # Hot routes first: a path is compared with one route after the other.
 ROUTERS = (
-    batches.hot_routes, leases.routes, batch_actions.routes, batches.routes, routes_of(queues),
+    batches.hot_routes, leases.routes, batch_actions.routes, batches.routes, routes_of(overview),
+    routes_of(queues),
     workers.routes, changes.routes, routes_of(identities), routes_of(fences, "fences"),
     routes_of(letters), ledgers.routes, routes_of(ledger_operations), routes_of(feeds),
     checks.routes, tokens.routes, routes_of(token_operations), login.routes, proof.routes,

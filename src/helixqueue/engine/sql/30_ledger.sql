@@ -32,6 +32,8 @@ alter table helix.entry
 -- Readers of changes look at a range of transactions at a time. Entries arrive nearly in that order, so
 -- a summary per range of pages is enough and costs almost nothing to maintain.
 create index entry_age on helix.entry using brin (xid, at) with (autosummarize = on);
+-- What operators and applications did to batches, newest first.
+create index entry_action on helix.entry (at, id, part) where reason in ('retried', 'cancelled', 'recovered');
 
 -- The chain's byte encoding, which never changes: the hashes of the distinct entries before (in the order of
 -- their ids and parts), the time as PostgreSQL sends it, nine header fields joined by `>` with the actor
@@ -136,6 +138,8 @@ create table helix.refusal (
   primary key (batch, number, epoch, operation, worker)
 );
 create index refusal_age on helix.refusal using brin (xid) with (autosummarize = on);
+-- The list of a tenant's refused writes, newest first.
+create index refusal_list on helix.refusal (tenant, first_at, batch, number);
 
 -- Decisions that changed no state: duplicates, conflicts, refused submissions, erasures, settings, retirements,
 -- and changes of audited rows (89_audit.sql; `queue` then names the table).
@@ -161,6 +165,9 @@ create index decision_batch on helix.decision (batch, id) where batch is not nul
 -- sees by them that a payload was erased on purpose.
 create index decision_age on helix.decision (tenant, queue, at)
   where kind in ('duplicate', 'conflict', 'refused');
+
+-- The list of settings and erasures of a tenant, newest first.
+create index decision_action on helix.decision (tenant, at, id) where kind in ('setting', 'erased');
 
 -- The list of refused identities of a queue, newest first.
 create index decision_refused on helix.decision (tenant, queue, id) where kind = 'refused';

@@ -87,7 +87,7 @@ grant select on helix.arrow, helix.role_tenant, helix.queue, helix.requirement_c
   helix.batch, helix.result, helix.ended, helix.key_limit, helix.epoch, helix.worker, helix.entry,
   helix.event, helix.refusal, helix.decision, helix.duty, helix.fence_arrow,
   helix.fence_event, helix.fence_decision, helix.fence_batch, helix.overview, helix.fence_overview,
-  helix.ledger, helix.ledger_event, helix.feed, helix.metric, helix.finding,
+  helix.ledger, helix.ledger_event, helix.feed, helix.metric, helix.rollup, helix.finding,
   helix.source, helix.dead_letter, helix.letter_overview, helix.intake, helix.intake_failure
   to helix_reader, helix_operator;
 grant select on helix.queue_settings to helix_reader;
@@ -198,6 +198,11 @@ begin
       ('read_findings_v1',       'read operate'),
       ('read_refused_v1',        'read'),
       ('read_identities_v1',     'read'),
+      ('read_rollup_v1',         'read'),
+      ('read_overview_v1',       'read'),
+      ('read_refusals_v1',       'read'),
+      ('read_activity_v1',       'read'),
+      ('read_search_v1',         'read'),
       -- What every login may know: its tenants and the settings of their queues.
       ('read_tenants_v1',        'any'),
       ('read_bindings_v1',       'any'),

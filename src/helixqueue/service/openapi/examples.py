@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from helixqueue.service.openapi import letter_examples
+from helixqueue.service.openapi import letter_examples, overview_examples
 from helixqueue.service.openapi.fence_examples import (
     FENCE_CALL,
     FENCE_DETAIL,
@@ -233,6 +233,11 @@ OPERATIONS: Final[dict[str, Example]] = {
     "delete_queue": Example(
         {"tenant": "lab", "queue": "basecal"}, request={"reason": "a typing error"}
     ),
+    "show_overview": Example(overview_examples.OVERVIEW),
+    "show_series": Example(overview_examples.SERIES),
+    "list_refusals": Example(overview_examples.REFUSALS),
+    "list_activity": Example(overview_examples.ACTIVITY),
+    "search": Example(overview_examples.SEARCH),
     "list_refused": Example(
         {
             "rows": [

@@ -1,0 +1,220 @@
+"""Reads of figures over time, late writes and actions, described like those of reads.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from helixqueue.engine.calls import identity_parts
+from helixqueue.engine.cursors import demand_page
+from helixqueue.errors import Refused
+from helixqueue.postgres.call import Call, Row
+from helixqueue.postgres.statements import sql_texts
+from helixqueue.records.overview import (
+    Activity,
+    LateWrite,
+    Match,
+    Overview,
+    QueueOverview,
+)
+from helixqueue.records.page import Page
+from helixqueue.records.series import Period, RollupRow, TimeSeries, figures_of, points_of
+from helixqueue.states import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SQL = sql_texts("helixqueue.engine", "overview.sql")
+# Length of a step and number of steps, and the length of the rows that are read.
+_STEPS: Final[dict[Period, tuple[int, int, int]]] = {
+    "1h": (60, 60, 60),
+    "6h": (300, 72, 60),
+    "1d": (900, 96, 60),
+    "7d": (3_600, 168, 3_600),
+    "30d": (21_600, 120, 3_600),
+}
+_ROWS_SCANNED: Final = 1_000
+_LAST: Final = 2**63 - 1
+# Fewer digits of an id would match too many batches; a key has 64.
+_ID_DIGITS: Final = re.compile(r"[0-9a-f]{6,64}")
+
+
+def time_series(
+    *, tenant: str, queue: str | None, period: Period, now: datetime | None = None
+) -> Call[TimeSeries]:
+    """Read the figures of a queue, or of all queues, up to the last full minute or this hour."""
+    step, count, seconds = _STEPS[period]
+    now = now or datetime.now(UTC)
+    length = timedelta(seconds=seconds)
+    end = now - (now - datetime(2000, 1, 1, tzinfo=UTC)) % length
+    end += timedelta(0) if seconds == 60 else length
+    start = end - timedelta(seconds=step * count)
+    args = {
+        "tenant": tenant,
+        "queue": queue or "",
+        "seconds": seconds,
+        "since": start,
+        "until": datetime(9000, 1, 1, tzinfo=UTC),  # the backlog is counted back from now
+    }
+
+    def read(rows: list[Row]) -> TimeSeries:
+        kept_at, backlog = rows[0][:2]
+        found = [RollupRow(*row[2:]) for row in rows if row[2] is not None]
+        within = [row for row in found if row.at < end]
+        later = sum(row.pending for row in found if row.at >= end)
+        return TimeSeries(
+            *(queue, period, start, end, step, kept_at, figures_of(within)),
+            points_of(within, start, step, count, None if backlog is None else backlog - later),
+        )
+
+    return Call(_SQL["rollup"], args, read)
+
+
+def overview(*, tenant: str, limit: int = 50) -> Call[Overview]:
+    """Read the state of a tenant: its figures, and up to `limit` queues, problems first."""
+
+    def read(rows: list[Row]) -> Overview:
+        [row] = rows
+        now, kept_at, queues, hour, today, known, workers, doubt, oldest, letters, findings = row
+        listed = tuple(_read_queue(item) for item in json.loads(queues or "[]"))
+        alive, reported, slots = json.loads(workers)
+        return Overview(
+            now=now,
+            kept_at=kept_at,
+            queues=listed,
+            more_queues=known - len(listed),
+            hour=figures_of(_read_rollup(hour)),
+            today=figures_of(_read_rollup(today)),
+            workers_alive=alive,
+            workers_known=reported,
+            slots=None if slots is None else int(slots),
+            leased=sum(queue.leased for queue in listed),
+            fences_in_doubt=doubt or 0,
+            oldest_doubt_seconds=oldest or None,
+            letters=letters or 0,
+            findings=findings,
+        )
+
+    return Call(_SQL["overview"], {"tenant": tenant, "limit": limit}, read)
+
+
+def _read_queue(item: Sequence[Any]) -> QueueOverview:
+    name, condition, paused, pending, oldest, leased, failed, completed, rows = item
+    hour = figures_of(_rollup_rows(rows or []))
+    return QueueOverview(
+        name, condition, paused, pending, oldest, leased, failed, completed, hour
+    )  # fmt: skip
+
+
+def _read_rollup(text: str | None) -> list[RollupRow]:
+    return _rollup_rows(json.loads(text or "[]"))
+
+
+def _rollup_rows(rows: Sequence[Sequence[Any]]) -> list[RollupRow]:
+    return [RollupRow(datetime.fromisoformat(row[0]), *row[1:]) for row in rows]
+
+
+def refusals(
+    *, tenant: str, queue: str | None = None, after: str | None = None, limit: int = 50
+) -> Call[Page[LateWrite]]:
+    """Read a page of late writes, newest first; without the attempts of their batches."""
+    demand_page(limit)
+    at, batch, number = _after(after, 2)
+    args = {
+        "tenant": tenant,
+        "queue": queue,
+        "at": at,
+        "batch": batch,
+        "number": number,
+        "look": max(_ROWS_SCANNED, limit + 1),
+        "limit": limit + 1,
+    }
+
+    def read(rows: list[Row]) -> Page[LateWrite]:
+        found = [row[3:] for row in rows if row[3] is not None]
+        last = found[limit - 1][:3] if len(found) > limit else rows[0][:3]
+        return Page(tuple(_read_refusal(row) for row in found[:limit]), _cursor(last))
+
+    return Call(_SQL["refusals"], args, read)
+
+
+def _read_refusal(row: Row) -> LateWrite:
+    first_at, _, _, *columns, identity, state, finished_at = row
+    values: list[Any] = [*columns, identity_parts(identity), State(state), finished_at]
+    return LateWrite(first_at, *values)
+
+
+def activity(*, tenant: str, after: str | None = None, limit: int = 50) -> Call[Page[Activity]]:
+    """Read a page of what people and applications did, newest first."""
+    demand_page(limit)
+    at, last_id = _after(after, 1)
+    args = {
+        "tenant": tenant,
+        "at": at,
+        "id": last_id,
+        "look": max(_ROWS_SCANNED, limit + 1),
+        "limit": limit + 1,
+    }
+
+    def read(rows: list[Row]) -> Page[Activity]:
+        found = [row[2:] for row in rows if row[2] is not None]
+        last = found[limit - 1][:2] if len(found) > limit else rows[0][:2]
+        return Page(tuple(Activity(row[0], *row[2:]) for row in found[:limit]), _cursor(last))
+
+    return Call(_SQL["activity"], args, read)
+
+
+def matches(*, tenant: str, text: str, limit: int = 10) -> Call[list[Match]]:
+    """Find what `text` may mean, except samples."""
+    key, _, rest = text.lower().rpartition("v1:")
+    digits = rest.replace("-", "")
+    is_key = len(text) > len(rest) and not key
+    # The thirteenth digit of an id is its version.
+    known = digits if is_key else digits[:12]
+    is_id = _ID_DIGITS.fullmatch(digits) is not None
+    is_number = text.isascii() and text.isdecimal() and len(text) <= 18
+    args = {
+        "tenant": tenant,
+        "text": text,
+        "from": bytes.fromhex("01" + known.ljust(64, "0")) if is_id else None,
+        "to": bytes.fromhex("01" + known.ljust(64, "f")) if is_id else None,
+        "letter": int(text) if is_number else None,
+        "limit": limit,
+    }
+
+    def read(rows: list[Row]) -> list[Match]:
+        found = [Match(*row) for row in rows]
+        return [
+            match
+            for match in found
+            if is_key or match.kind != "batch" or match.id.replace("-", "").startswith(digits)
+        ]
+
+    return Call(_SQL["search"], args, read)
+
+
+def _after(after: str | None, numbers: int) -> tuple[Any, ...]:
+    """The position of a cursor: a time and some numbers."""
+    if after is None:
+        return ("infinity", *[_LAST] * numbers)
+    try:
+        at, *rest = after.split("~")
+        when, places = datetime.fromisoformat(at), [int(number) for number in rest]
+        if (
+            when.tzinfo is None
+            or len(places) != numbers
+            or not all(0 <= number <= _LAST for number in places)
+        ):
+            raise ValueError(after)
+    except ValueError:
+        raise Refused(
+            f"after: expected `next` of the previous page, got {ascii(after)[:80]}"
+        ) from None
+    return when, *places
+
+
+def _cursor(position: Sequence[Any]) -> str | None:
+    at, *numbers = position
+    return None if at is None else "~".join([at.isoformat(), *map(str, numbers)])

@@ -1,0 +1,134 @@
+"""What happened and what needs a person: figures over time, late writes, actions, search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+from helixqueue.errors import InvalidIdentity
+from helixqueue.operations import engine
+from helixqueue.operations.operation import operation
+from helixqueue.operations.steps import Steps
+from helixqueue.records.batch import attempts_of
+from helixqueue.records.overview import Activity, LateWrite, Match, Overview
+from helixqueue.records.page import Page
+from helixqueue.records.parameter import Cursor, Limit, Param, QueueName, printable
+from helixqueue.records.series import Period, TimeSeries
+
+if TYPE_CHECKING:
+    from helixqueue.operations.batches import Operations
+
+PeriodWord = Annotated[
+    Period, Param("1h, 6h, 1d, 7d or 30d, until now.", example="1h", metavar="WORD")
+]
+Text = Annotated[
+    str,
+    Param(
+        "A sample in any spelling, the id of a batch or its beginning, the name of a worker, "
+        "fence or queue, or the number of a dead letter.",
+        example="S-1",
+        length=1024,
+        check=printable,
+    ),
+]
+MATCHES_MAX = 10
+
+
+@operation("GET /v1/overview", scope="read")
+def show_overview(operations: Operations) -> Steps[Overview]:
+    """Show the figures of the tenant, its queues with problems first, and what waits for a person.
+
+    Figures are kept by a duty every 15 seconds; `kept_at` is its last run.
+    """
+    return operations.ask(engine.overview.overview(tenant=operations.tenant))
+
+
+@operation("GET /v1/series", scope="read")
+def show_series(
+    operations: Operations, *, queue: QueueName | None = None, period: PeriodWord = "1h"
+) -> Steps[TimeSeries]:
+    """Show what happened over time, in a queue or in all.
+
+    Steps of equal length with numbers, waiting and running times, and the backlog after each step.
+    A waiting time begins when the batch became PENDING, and includes a requested delay.
+    """
+    return operations.ask(
+        engine.overview.time_series(tenant=operations.tenant, queue=queue, period=period)
+    )
+
+
+@operation("GET /v1/refusals", scope="read")
+def list_refusals(
+    operations: Operations,
+    *,
+    queue: QueueName | None = None,
+    after: Cursor | None = None,
+    limit: Limit = 50,
+) -> Steps[Page[LateWrite]]:
+    """List late writes that were refused, newest first, with the attempts of their batches.
+
+    A page of one queue reads a limited number of refusals: it may be short or empty and still have
+    a `next`.
+    """
+    page = yield from operations.ask(
+        engine.overview.refusals(tenant=operations.tenant, queue=queue, after=after, limit=limit)
+    )
+    ids = [*dict.fromkeys(row.batch_id for row in page.rows)]
+    if not ids:
+        return page
+    events = yield from operations.ask(engine.reads.events(ids=ids))
+    attempts = {
+        batch_id: tuple(
+            # Numbers of leases count the work of all tenants.
+            replace(attempt, epoch=None, number=None, detail=None)
+            for attempt in attempts_of(steps)
+        )
+        for batch_id, steps in events.items()
+    }
+    return Page(
+        tuple(replace(row, attempts=attempts[row.batch_id]) for row in page.rows), page.next
+    )
+
+
+def without_detail(activity: Activity) -> Activity:
+    """An action for tokens without the scope payloads: its reason may quote a payload."""
+    return replace(activity, detail=None)
+
+
+@operation("GET /v1/activity", scope="read", redact=without_detail)
+def list_activity(
+    operations: Operations, *, after: Cursor | None = None, limit: Limit = 50
+) -> Steps[Page[Activity]]:
+    """List what people and applications did, newest first.
+
+    Settings, erasures, retries, cancellations and recoveries of batches, and tokens. A page reads a
+    limited part of the ledger: it may be short or empty and still have a `next`.
+    """
+    return operations.ask(
+        engine.overview.activity(tenant=operations.tenant, after=after, limit=limit)
+    )
+
+
+@operation("GET /v1/search", scope="read")
+def search(operations: Operations, *, text: Text) -> Steps[Page[Match]]:
+    """Find a sample, batch, worker, fence, queue or dead letter.
+
+    At most ten of each kind; each is found through an index.
+    """
+    text = text.strip()
+    found = yield from operations.ask(
+        engine.overview.matches(tenant=operations.tenant, text=text, limit=MATCHES_MAX)
+    )
+    try:
+        call = engine.reads.batches(
+            tenant=operations.tenant or None, identity=text, limit=MATCHES_MAX
+        )
+    except InvalidIdentity:
+        return Page(tuple(found), None)
+    samples = yield from operations.ask(call)
+    batches = [
+        Match("batch", "/".join(row.identity), str(row.batch_id), row.queue, row.state)
+        for row in samples.rows
+    ]
+    found = [match for match in found if match.id not in {batch.id for batch in batches}]
+    return Page((*batches, *found), None)

@@ -1,0 +1,159 @@
+"""Figures over time, late writes, actions and search, as a page of the service reads them."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from tests.support.duties import run_duty
+from tests.support.lab import wait_until
+from tests.support.letters import write_letters
+
+
+def lose_and_complete(lab, identity="S-1"):
+    """One batch: w1 loses it, w2 completes it, and w1 comes back too late."""
+    [row] = lab.submit(identity)
+    [lost] = lab.claim(1, worker="w1")
+    lab.pass_time(lost.batch)
+    [again] = wait_until(lambda: lab.claim(1, worker="w2"))
+    lab.complete(again)
+    lab.complete(lost)
+    return row.receipt.batch_id
+
+
+def test_late_write_is_listed_with_both_workers_and_the_attempts(http, lab):
+    batch_id = lose_and_complete(lab)
+    page = http.get("/v1/refusals", params={"queue": lab.q}).json()
+    [row] = page["rows"]
+    assert (row["worker"], row["operation"], row["batch_id"]) == ("w1", "settle", str(batch_id))
+    assert (row["state"], row["identity"], row["queue"]) == ("COMPLETED", "S-1", lab.q)
+    assert [(a["worker"], a["end"]) for a in row["attempts"]] == [
+        ("w1", "lost"),
+        ("w2", "completed"),
+    ]
+    assert [(a["epoch"], a["number"]) for a in row["attempts"]] == [(None, None)] * 2
+
+
+def test_pages_of_late_writes_have_each_once(http, lab):
+    batches = [str(lose_and_complete(lab, f"S-{place}")) for place in range(5)]
+    listed, after = [], {}
+    while after is not None:
+        params = {"queue": lab.q, "limit": 2} | after
+        page = http.get("/v1/refusals", params=params).json()
+        listed += [row["batch_id"] for row in page["rows"]]
+        after = page["next"] and {"after": page["next"]}
+    assert listed == batches[::-1]
+
+
+def test_series_counts_what_happened_and_the_backlog(http, lab):
+    lose_and_complete(lab)
+    lab.submit("S-2", "S-3")
+    assert run_duty(lab, "metrics") is None
+    series = http.get("/v1/series", params={"queue": lab.q, "period": "7d"}).json()
+    assert (len(series["points"]), series["step_seconds"]) == (168, 3600)
+    total = series["total"]
+    assert (total["submitted"], total["completed"], total["lost"], total["refused"]) == (3, 1, 1, 1)
+    assert total["run_p95"] >= total["run_p50"] > 0
+    assert series["points"][-1]["pending"] == 2
+    assert series["points"][0]["pending"] == 0
+    everything = http.get("/v1/series", params={"period": "7d"}).json()
+    assert everything["total"]["submitted"] >= 3
+    nothing = http.get("/v1/series", params={"queue": "nobody"}).json()
+    assert nothing["total"]["submitted"] == 0
+    assert nothing["total"]["wait_p50"] is None
+
+
+def test_overview_has_the_queue_with_failures_before_the_others(http, lab):
+    lab.queue(max_attempts=1)
+    lab.submit("S-1")
+    lab.fail(*lab.claim(1), failure="OutOfMemory")
+    assert run_duty(lab, "metrics") is None
+    overview = http.get("/v1/overview").json()
+    assert overview["kept_at"] is not None
+    conditions = [queue["condition"] for queue in overview["queues"]]
+    order = ["stalled", "failures", "paused", "flowing", "idle", "closed"]
+    assert conditions == sorted(conditions, key=order.index)
+    [queue] = [queue for queue in overview["queues"] if queue["queue"] == lab.q]
+    assert (queue["condition"], queue["failed"], queue["hour"]["failed"]) == ("failures", 1, 1)
+    assert overview["today"]["failed"] >= 1
+
+
+def test_overview_says_that_a_queue_is_stalled(http, lab):
+    lab.queue(stalled_after_seconds=1)
+    lab.submit("S-1")
+    wait_until(lambda: run_duty(lab, "metrics") is None and condition(http, lab) == "stalled")
+    http.post(f"/v1/queues/{lab.q}/pause", json={"reason": "flow cell exchange"})
+    assert condition(http, lab) == "paused"
+
+
+def condition(http, lab):
+    queues = http.get("/v1/overview").json()["queues"]
+    return next(queue["condition"] for queue in queues if queue["queue"] == lab.q)
+
+
+def test_activity_names_person_action_and_reason(http, lab):
+    lab.queue(max_attempts=1)
+    [row] = lab.submit("S-1")
+    lab.fail(*lab.claim(1))
+    reason = {"reason": "workers with more memory"}
+    http.post(f"/v1/batches/{row.receipt.batch_id}/retry", json=reason)
+    http.post(f"/v1/queues/{lab.q}/pause", json={"reason": "flow cell exchange"})
+    rows = http.get("/v1/activity", params={"limit": 20}).json()["rows"]
+    mine = [row for row in rows if row["name"] == lab.q]
+    assert [(item["action"], item["subject"]) for item in mine[:2]] == [
+        ("set", "queue"), ("retried", "batch"),
+    ]  # fmt: skip
+    assert "flow cell exchange" in mine[0]["detail"]
+    assert (mine[1]["detail"], mine[1]["batches"]) == (reason["reason"], 1)
+    assert mine[1]["batch_id"] == str(row.receipt.batch_id)
+    assert any(item["action"] == "created" and item["subject"] == "token" for item in rows)
+    assert [item["at"] for item in rows] == sorted((item["at"] for item in rows), reverse=True)
+
+
+def test_pages_of_activity_have_each_action_once(http, lab):
+    for place in range(5):
+        verb = "pause" if place % 2 else "resume"
+        http.post(f"/v1/queues/{lab.q}/{verb}", json={"reason": f"turn {place}"})
+    listed, after = [], {}
+    while after is not None and len(listed) < 400:
+        page = http.get("/v1/activity", params={"limit": 3} | after).json()
+        listed += [row["detail"] for row in page["rows"] if row["name"] == lab.q]
+        after = page["next"] and {"after": page["next"]}
+    turns = [next(n for n in range(5) if f"turn {n}" in text) for text in listed if "turn" in text]
+    assert turns == [4, 3, 2, 1, 0]
+
+
+def find(http, text):
+    rows = http.get("/v1/search", params={"text": text}).json()["rows"]
+    return [(row["kind"], row["name"]) for row in rows]
+
+
+def test_search_finds_a_sample_in_another_spelling_and_by_its_id(http, lab):
+    [row] = lab.submit("Sjö-0417")
+    batch_id = str(row.receipt.batch_id)
+    assert ("batch", "Sjö-0417") in find(http, unicodedata.normalize("NFD", "Sjö-0417"))
+    for text in (batch_id, batch_id[:8], batch_id.upper(), row.receipt.key, batch_id[:30]):
+        assert find(http, text) == [("batch", "Sjö-0417")], text
+    assert find(http, batch_id[:-4] + "0000") == []
+
+
+def test_search_finds_worker_fence_queue_and_letter(http, lab):
+    body = {"worker": f"gpu-{lab.q}", "free": {"gpus": 1}}
+    assert http.post("/v1/work/hello", json=body).status_code == 204
+    [letter] = write_letters(lab, "1-1")
+    assert find(http, f"gpu-{lab.q}"[:-1])[0][0] == "worker"
+    assert find(http, f"gpu-{lab.q}") == [("worker", f"gpu-{lab.q}")]
+    assert find(http, lab.q) == [("queue", lab.q)]
+    assert ("letter", str(letter)) in find(http, str(letter))
+
+
+def test_token_of_another_tenant_sees_nothing(site, lab):
+    [row] = lab.submit("secret-sample")
+    assert run_duty(lab, "metrics") is None
+    [letter] = write_letters(lab, "1-1")
+    with site.client(tenant="b") as other:
+        for text in ("secret-sample", str(row.receipt.batch_id), lab.q, str(letter)):
+            assert find(other, text) == [], text
+        series = other.get("/v1/series", params={"period": "7d"}).json()
+        assert (series["total"]["submitted"], series["points"][-1]["pending"]) == (0, None)
+        assert other.get("/v1/refusals").json()["rows"] == []
+        assert other.get("/v1/overview").json()["queues"] == []
