@@ -40,6 +40,8 @@ POINTS = (
 FENCE_POINTS = (
     "fence.claim.before",  # no request was sent
     "fence.claim.after",  # EFFECT_STARTED is committed, the effect has not begun
+    "fence.start.before",  # CLAIMED is committed; the endpoint is about to mark its effect
+    "fence.start.after",  # EFFECT_STARTED is committed, the effect has not begun
     "fence.seal.before",  # the effect took place; it is not recorded
     "fence.seal.after",  # sealed (in a caller's transaction: not committed); the answer is not read
     "fence.release.before",  # the effect did not take place; that is not recorded

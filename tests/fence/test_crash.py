@@ -6,8 +6,10 @@ may have happened is not made again.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from helixqueue.engine import fences as calls
 from helixqueue.failpoints import FENCE_POINTS
 from tests.support.fence_crash_process import DOUBTED, RAN, REPEATED
 from tests.support.fence_reads import effects
+from tests.support.fence_sessions import open_sessions
 from tests.support.fence_time import expire
 
 # One such process serves all; elsewhere each worker of the tests would start its own.
@@ -49,10 +52,25 @@ LOCAL_PHASES = {
     "fence.release.after": ("failed", None, 0, RAN),
     "after its commit": ("dies after its commit", "SEALED", 1, REPEATED),
 }
-CASES = [
-    *((surface, point) for surface in FOREIGN for point in PHASES),
-    *((surface, point) for surface in LOCAL for point in LOCAL_PHASES),
-]
+# The endpoint marks where its effect starts: before that the key is free when the lease ends.
+MARKED_PHASES = PHASES | {
+    "fence.claim.after": ("done", "CLAIMED", 0, RAN),
+    "before the effect": ("dies before its effect", "CLAIMED", 0, RAN),
+    "fence.start.before": ("done", "CLAIMED", 0, RAN),
+    "fence.start.after": ("done", "EFFECT_STARTED", 0, DOUBTED),
+    "fence.release.before": ("refused", "CLAIMED", 0, RAN),
+}
+# A session that is not sealed is rolled back: it has no call that releases.
+SESSION_PHASES = {
+    point: phase for point, phase in LOCAL_PHASES.items() if not point.startswith("fence.release")
+} | {"fence.seal.after": ("done", "SEALED", 1, REPEATED)}  # sealed and committed in one call
+SURFACES = {
+    **dict.fromkeys(FOREIGN, PHASES),
+    **dict.fromkeys(LOCAL, LOCAL_PHASES),
+    "http_marked": MARKED_PHASES,
+    "http_session": SESSION_PHASES,
+}
+CASES = [(surface, point) for surface, phases in SURFACES.items() for point in phases]
 
 
 class Victims:
@@ -87,8 +105,11 @@ def call(database):
 
 
 def test_every_failpoint_of_a_fence_is_in_the_matrix():
-    assert set(FENCE_POINTS) <= set(PHASES)
-    assert set(FENCE_POINTS) - set(LOCAL_PHASES) == {"fence.doubt.before", "fence.doubt.after"}
+    assert set(FENCE_POINTS) <= set(MARKED_PHASES)
+    doubts = {"fence.doubt.before", "fence.doubt.after"}
+    starts = {"fence.start.before", "fence.start.after"}
+    assert set(FENCE_POINTS) - set(PHASES) == starts
+    assert set(FENCE_POINTS) - set(LOCAL_PHASES) == doubts | starts
 
 
 class Shop:
@@ -119,12 +140,11 @@ def shop(caller, database, table, tmp_path):
 def test_crash_at_each_failpoint_leaves_a_known_state_and_no_second_effect(
     call, shop, database, surface, point
 ):
-    phases = LOCAL_PHASES if surface in LOCAL else PHASES
-    how, state, so_far, then = phases[point]
+    how, state, so_far, then = SURFACES[surface][point]
     assert call(surface, point, how=how, **shop.details) == -signal.SIGKILL
     left, key = shop.stands()
     assert (left, shop.happened()) == (state, so_far)
-    if left == "EFFECT_STARTED":
+    if left in {"CLAIMED", "EFFECT_STARTED"}:
         expire(database, key, deadline=True, quiet=True)
     assert call(surface, None, how="done", **shop.details) == then
     assert shop.stands()[0] == ("IN_DOUBT" if then == DOUBTED else "SEALED")
@@ -135,3 +155,22 @@ def test_crash_at_each_failpoint_leaves_a_known_state_and_no_second_effect(
         DOUBTED if then == DOUBTED else REPEATED
     )
     assert shop.happened() == once
+
+
+def test_hundred_kills_of_keyed_requests_with_a_session_leave_no_doubt_and_no_second_effect(
+    call, database, name, table
+):
+    """Killed at any moment: in the endpoint, after its commit, and at random times."""
+    details = {"name": name, "file": "", "table": table}
+    for number in range(100):
+        how = {0: "dies", 1: "dies after its commit"}.get(number % 4, "done")
+        moment = {"kill_after": random.uniform(0, 0.05)} if how == "done" else {}
+        call("http_session", None, how=how, key=f"k{number}", **details, **moment)
+    assert 25 <= effects(database, table) <= 75
+
+    async def repeat_all():
+        async with open_sessions(database, "async psycopg", name, table) as (_, post):
+            return [(await post(f"k{number}")).status_code for number in range(100)]
+
+    assert set(asyncio.run(repeat_all())) == {201}
+    assert effects(database, table) == 100

@@ -13,17 +13,24 @@ import json
 import os
 import signal
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
 import psycopg
+from starlette.requests import HTTPConnection
 
 from helixqueue import AsyncHelixQueue, HelixQueue, failpoints
 from helixqueue.errors import InDoubt, InProgress
 from helixqueue.fence import NotApplied
-from helixqueue.fence.http import IdempotencyMiddleware
+from helixqueue.fence.http import IdempotencyMiddleware, helix_effect, helix_session
 from helixqueue.fence.policy import Policy, Route
 
 RAN, REPEATED, DOUBTED, BUSY, FAILED = range(10, 15)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Refused(Exception):
@@ -38,8 +45,11 @@ class Case:
             "how"
         ]  # done, failed (after the effect), refused (before it), dies in it
         self.file = Path(details["file"])
+        self.key = details.get("key", "k").encode()
         self.insert = f"insert into public.{details['table']} values (1)".encode()
         self.ran = False
+        if "kill_after" in details:
+            threading.Timer(float(details["kill_after"]), die).start()
 
     def foreign(self) -> None:
         self.ran = True
@@ -56,7 +66,7 @@ class Case:
 
     def _then(self) -> None:
         if self.how == "dies":
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         if self.how in {"failed", "refused"}:
             raise Refused("the bank hung up")
 
@@ -81,7 +91,7 @@ class Case:
                 if fence.first:
                     self.local(connection)
             if self.how == "dies after its commit":
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
 
     def async_same_transaction(self) -> None:
         async def call() -> None:
@@ -94,7 +104,7 @@ class Case:
                         await connection.execute(self.insert)
                         self._then()
                 if self.how == "dies after its commit":
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    die()
 
         asyncio.run(call())
 
@@ -114,7 +124,39 @@ class Case:
 
         asyncio.run(self._ask(app))
 
-    async def _ask(self, app: object) -> None:
+    def http_marked(self) -> None:
+        async def app(scope, receive: object, send) -> None:
+            self.ran = True
+            status = 201
+            if self.how == "dies before its effect":
+                die()
+            if self.how == "refused":
+                status = 503
+            else:
+                try:
+                    async with helix_effect(scope):
+                        self.foreign()
+                except Refused:
+                    status = 500
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b"done"})
+
+        asyncio.run(self._ask(app, "marked"))
+
+    def http_session(self) -> None:
+        async def app(scope, receive: object, send) -> None:
+            self.ran = True
+            connection = await helix_session(HTTPConnection(scope))
+            await connection.execute(self.insert)
+            self._then()
+            await send({"type": "http.response.start", "status": 201, "headers": []})
+            await send({"type": "http.response.body", "body": b"done"})
+            if self.how == "dies after its commit":
+                die()
+
+        asyncio.run(self._ask(app, "session"))
+
+    async def _ask(self, app: object, effect: str = "request") -> None:
         sent = []
 
         async def receive() -> dict[str, object]:
@@ -123,13 +165,18 @@ class Case:
         async def send(message: dict[str, object]) -> None:
             sent.append(message)
 
-        route = Route(path=f"/{self.name}", wait_ms=0, min_key_chars=1)
+        route = Route(path=f"/{self.name}", wait_ms=0, min_key_chars=1, effect=effect)
         async with AsyncHelixQueue(self.dsn, tenant="a") as helix:
-            guarded = IdempotencyMiddleware(app, helix=helix, policy=Policy(routes=(route,)))
+            guarded = IdempotencyMiddleware(
+                app,
+                helix=helix,
+                policy=Policy(routes=(route,)),
+                sessions=partial(psycopg.AsyncConnection.connect, self.dsn),
+            )
             await guarded(
                 {
                     "type": "http", "method": "POST", "path": route.path, "query_string": b"",
-                    "headers": [(b"idempotency-key", b"k")],
+                    "headers": [(b"idempotency-key", self.key)],
                 },
                 receive,
                 send,

@@ -30,3 +30,11 @@ def counted(helix, name):
 
 def effects(database, table):
     return database.value(f"select count(*) from public.{table}")
+
+
+def transactions(database, name):
+    """How many transactions wrote the steps of a name's fences."""
+    return database.value(
+        "select count(distinct e.xid) from helix.fence_event e"
+        f" join helix.fence f on f.life = e.life where f.name = '{name}'"
+    )

@@ -63,6 +63,9 @@ HeaderName = Annotated[str, Matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", "the name o
 Method = Annotated[str, Matching("POST|PATCH|PUT|DELETE", "POST, PATCH, PUT or DELETE")]
 Kind = Literal["api", "webhook", "batch"]
 DiffMode = Literal["none", "paths", "values"]
+# Where the effect of a request is. request: anywhere; it may start with the request. marked: the
+# endpoint calls `helix_effect` before it starts. session: in the session of the request, only.
+Effect = Literal["request", "marked", "session"]
 Unlisted = Literal["refuse", "pass"]
 LogField = Annotated[
     Literal[
@@ -107,6 +110,8 @@ class Ttl:
     quiet_seconds: Annotated[float, Between(0, 604_800, "seconds")] = 90
     # A handler that runs longer is in doubt.
     limit_seconds: Annotated[float, Between(0.05, 604_800, "seconds")] = 3600
+    # Of `effect: session`: how long the transaction may take before the server ends it.
+    transaction_seconds: Annotated[float, Between(1, 86_400, "seconds")] = 60
 
     def times(self, kind: Kind) -> Times:
         answer = {
@@ -128,6 +133,7 @@ class Route:
     methods: Annotated[frozenset[Method], Field(min_length=1)] = frozenset({"POST", "PATCH"})
     required: bool = True
     kind: Kind = "api"
+    effect: Effect = "request"
     strict: bool = False  # the header must be a structured field: a quoted string
     min_key_chars: Annotated[int, Between(1, 255, "characters")] = 16
     wait_ms: Annotated[int, Between(0, 60_000, "milliseconds")] = 2_000

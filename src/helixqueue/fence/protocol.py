@@ -202,6 +202,20 @@ def seal(spec: FenceSpec, lease: FenceLease, result: FenceResult) -> Steps[Fence
     return reply
 
 
+def start(spec: FenceSpec, lease: FenceLease) -> Steps[FenceDecision]:
+    """Report that the effect starts; raises `LeaseLost` when another call took the fence over."""
+    failpoint("fence.start.before")
+    reply = yield from _execute(spec, fences.start(lease, actor=spec.actor), CLAIM_SECONDS)
+    failpoint("fence.start.after")
+    if reply.decision == "fenced_out":
+        raise LeaseLost(
+            f"{spec.name}: {reply.holder or 'no other call'} holds this fence now; the effect of "
+            "this call did not start",
+            owner=reply.holder,
+        )
+    return reply
+
+
 def release(spec: FenceSpec, lease: FenceLease, detail: str) -> Steps[FenceDecision]:
     """Report that nothing happened: the next call executes."""
     call = fences.release(lease, spec.times, actor=spec.actor, detail=detail)

@@ -47,6 +47,7 @@ _ERRORS = {
     "asyncpg.InterfaceError",
     "asyncpg.InternalClientError",  # the server closed the connection as a statement began
     "sqlalchemy.DBAPIError",
+    "sqlalchemy.TimeoutError",  # no free connection in its pool
     "builtins.OSError",
 }
 _PARAMETER = re.compile("%s::")

@@ -16,7 +16,7 @@ begin
 end
 $$;
 
--- Records the batches of a call whose transaction holds a fence without a marker (helix.fence, set by the claim).
+-- Records the batches of a call whose transaction claimed a fence (helix.fence, set by the claim).
 create function helix.link_fence(p_batch bigint[], p_conflict boolean[] default null) returns void
 language plpgsql as $$
 declare
@@ -26,7 +26,7 @@ begin
     insert into helix.fence_batch as l (fence, batch, tenant, conflict)
     select f.key, u.batch, f.tenant, bool_or(coalesce(u.conflict, false))
     from helix.fence f cross join unnest(p_batch, p_conflict) as u (batch, conflict)
-    where f.key = v_fence::bytea and f.state = 'CLAIMED' and u.batch is not null
+    where f.key = v_fence::bytea and f.state in ('CLAIMED', 'EFFECT_STARTED') and u.batch is not null
     group by f.key, u.batch, f.tenant
     on conflict (fence, batch) do update set conflict = l.conflict or excluded.conflict;
   end if;
@@ -79,9 +79,7 @@ begin
       fingerprint = v_fence.fingerprint, request = v_fence.request
   where f.key = p_fence.key
   returning * into v_fence;
-  if p_to = 'CLAIMED' then
-    perform set_config('helix.fence', v_fence.key::text, true);
-  end if;
+  perform set_config('helix.fence', v_fence.key::text, true);
   return helix.fence_answer(v_fence, 'granted');
 end
 $$;
@@ -248,9 +246,7 @@ begin
   if p_identity is null then
     perform helix.record_fence_decision(v_fence, 'unknown', v_actor, false);
   end if;
-  if not p_start then
-    perform set_config('helix.fence', v_key::text, true);
-  end if;
+  perform set_config('helix.fence', v_key::text, true);
   v_reply := helix.fence_answer(v_fence, 'granted');
   -- Housekeeping once in about a thousand claims, never in a caller's transaction.
   if p_alone and v_fence.number % 1024 = 0 then

@@ -23,6 +23,8 @@ class Endpoint:
 
     path: str
     methods: frozenset[str] | None
+    # Of FastAPI: whether it depends on `helix_session`. None: unknown.
+    takes_session: bool | None = None
 
 
 def path_seen(scope: Scope) -> str:
@@ -40,12 +42,20 @@ def innermost(app: App) -> Any:  # noqa: ANN401 - any application
     return inner
 
 
-def demand_matches(policy: Policy, app: App) -> None:
+def demand_matches(policy: Policy, app: App, *, has_sessions: bool) -> None:
     """Raises `Refused` for a route of the policy that no route of the application can match.
 
     Routes are read from Starlette and FastAPI; another application may have any route.
     """
     endpoints = list(_endpoints(app))
+    for route in policy.routes:
+        if route.effect == "session" and not has_sessions:
+            raise Refused(
+                f"sessions: expected a sessionmaker for the route {route.path} with "
+                "`effect: session`, got none"
+            )
+    for endpoint in endpoints:
+        _demand_effect(policy, endpoint)
     for route in policy.routes:
         if route.path != "*" and not any(
             (end.methods is None or route.methods & end.methods) and route.can_match(end.path)
@@ -59,6 +69,21 @@ def demand_matches(policy: Policy, app: App) -> None:
             )
 
 
+def _demand_effect(policy: Policy, endpoint: Endpoint) -> None:
+    """An effect outside of the session would be repeated with what was rolled back."""
+    if endpoint.takes_session is None:
+        return
+    for method in endpoint.methods or ():
+        route = policy.route(method, endpoint.path)
+        effect = "no route" if route is None else f"`effect: {route.effect}`"
+        if endpoint.takes_session != (effect == "`effect: session`"):
+            takes = "takes helix_session" if endpoint.takes_session else "takes no helix_session"
+            raise Refused(
+                f"idempotency policy: expected `effect: session` for exactly the endpoints with "
+                f"Depends(helix_session), got {effect} for {method} {endpoint.path}, which {takes}"
+            )
+
+
 def _endpoints(app: App, prefix: str = "") -> Iterator[Endpoint]:
     routes = getattr(innermost(app), "routes", None)
     if routes is None:
@@ -67,11 +92,23 @@ def _endpoints(app: App, prefix: str = "") -> Iterator[Endpoint]:
     for route in _flat(routes):
         path, methods = getattr(route, "path", None), getattr(route, "methods", None)
         if path is not None and getattr(route, "endpoint", None) is not None:
-            yield Endpoint(prefix + path, None if methods is None else frozenset(methods))
+            dependant = getattr(route, "dependant", None)
+            yield Endpoint(
+                prefix + path,
+                None if methods is None else frozenset(methods),
+                None if dependant is None else _takes_session(dependant),
+            )
         elif hasattr(route, "app"):  # a mount, or a host without a path
             yield from _endpoints(route.app, prefix + (path or ""))
         else:
             yield Endpoint(prefix + _ANY_PATH, None)
+
+
+def _takes_session(dependant: Any) -> bool:  # noqa: ANN401 - of FastAPI
+    session = getattr(sys.modules.get("helixqueue.fence.http.session"), "helix_session", None)
+    return session is not None and (
+        dependant.call is session or any(map(_takes_session, dependant.dependencies))
+    )
 
 
 def _flat(routes: Iterable[Any]) -> Iterable[Any]:

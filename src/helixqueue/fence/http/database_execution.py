@@ -11,32 +11,60 @@ import time
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from helixqueue.fence import protocol
 from helixqueue.fence.http.execute import KeyedExecution
 from helixqueue.fence.runner import AsyncStepRunner
-from helixqueue.operations.steps import FIRST_PAUSE_S, LONGEST_PAUSE_S, run_steps_async
+from helixqueue.operations.steps import FIRST_PAUSE_S, LONGEST_PAUSE_S, Sleep, run_steps_async
 from helixqueue.postgres.tenant_sessions import TransactionLost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from helixqueue.engine.fences import FenceDecision, FenceLease, FenceResult
-    from helixqueue.postgres.tenant_sessions import TenantTransaction
+    from helixqueue.postgres.call import Call
 
+T = TypeVar("T")
 # How long a lost transaction is run again from its start. Its repeat is safe at any time.
 RETRY_SECONDS: Final = 3.0
+
+
+class LocalTransaction(Protocol):
+    """A transaction that can be begun again after its end."""
+
+    async def begin(self, call: Call[T], /) -> T: ...
+    async def commit(self, call: Call[Any] | None = None, /) -> Any: ...  # noqa: ANN401
+    async def rollback(self) -> None: ...
+
+
+class _ClaimRunner(AsyncStepRunner):
+    """Waits for another holder without a transaction, so that its connection serves others."""
+
+    def __init__(
+        self,
+        transaction: LocalTransaction,
+        read_probe: Callable[[object], protocol.ProbeFinding],
+        probe: Callable[[], object] | None,
+    ) -> None:
+        super().__init__(transaction.begin, read_probe, probe=probe)
+        self._transaction = transaction
+
+    async def __call__(self, step: protocol.Step) -> Any:  # noqa: ANN401 - each has its own reply
+        if isinstance(step, Sleep):
+            await self._transaction.commit()
+        return await super().__call__(step)
 
 
 class LocalExecution(KeyedExecution):
     """Claims, calls the application and seals in `transaction`, which the application uses too."""
 
-    def __init__(self, *args: Any, transaction: TenantTransaction) -> None:  # noqa: ANN401
+    def __init__(self, *args: Any, transaction: LocalTransaction) -> None:  # noqa: ANN401
         super().__init__(*args)
         self._transaction = transaction
         self._spec = replace(self._spec, start=False)  # no marker: the effect cannot outlive it
-        self._runner = AsyncStepRunner(transaction.begin, self._read_probe)
+        self._runner = _ClaimRunner(transaction, self._read_probe, self._probe)
         self._last_runner = AsyncStepRunner(transaction.commit, self._read_probe)
 
     async def perform(self) -> None:

@@ -29,13 +29,16 @@ from helixqueue.fence.http.asgi import (
     header_text,
     respond,
 )
+from helixqueue.fence.http.effect import SCOPE_KEY, wrong_effect
 from helixqueue.fence.http.problem import FenceProblem, problem_of
 from helixqueue.fence.http.recorder import EFFECT_HEADER, Recorder
 from helixqueue.fence.http.stored import FORM, CorruptResponse, StoredResponse
+from helixqueue.fence.receipt import downstream_key
 from helixqueue.fence.runner import AsyncStepRunner
 from helixqueue.operations.steps import run_steps_async
 from helixqueue.postgres.tenant_sessions import InvalidToken
 from helixqueue.records.fence import receipt_text
+from helixqueue.states import FenceState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from helixqueue.fence.heartbeat import AsyncFenceHeartbeat
     from helixqueue.fence.hint import SealedCache
     from helixqueue.fence.http.request_key import Owners, RequestKey
+    from helixqueue.fence.http.session_transaction import SessionSource
     from helixqueue.fence.policy import Policy
     from helixqueue.fence.protocol import FenceSpec
 
@@ -72,10 +76,16 @@ class FencedApp:
     redact: Redact | None = None
     probe: Probe | None = None
     hint: SealedCache | None = None
+    sessions: SessionSource | None = None
 
 
 class KeyedExecution:
     """Claims the fence, calls the application, seals, responds."""
+
+    _until_end = False  # whether the response must be complete before the seal
+    _lease: FenceLease
+    _started: bool  # whether the effect may have started, in this attempt or an earlier one
+    _lost: HelixError | None = None  # the effect could not be marked
 
     def __init__(
         self,
@@ -92,11 +102,8 @@ class KeyedExecution:
         self._scope = scope
         self._send = send
         probe = fenced.probe
-        self._runner = AsyncStepRunner(
-            fenced.fences.run,
-            self._read_probe,
-            probe=None if probe is None else partial(probe, scope, request.body),
-        )
+        self._probe = None if probe is None else partial(probe, scope, request.body)
+        self._runner = AsyncStepRunner(fenced.fences.run, self._read_probe, probe=self._probe)
         decisions.add(key=request.key, source_id=request.key, tenant=request.spec.tenant)
 
     async def perform(self) -> None:
@@ -123,6 +130,7 @@ class KeyedExecution:
             await self._end_claim()
             await self._repeat(reply)
         else:
+            self._lease, self._started = lease, reply.state is FenceState.EFFECT_STARTED
             await self._execute(lease)
 
     async def _end_claim(self) -> None:
@@ -203,7 +211,9 @@ class KeyedExecution:
         async def decide(status: int, headers: list[Header], body: bytes | None) -> list[Header]:
             return await self._decide(lease, status, headers, body)
 
-        recorder = Recorder(self._send, decide, self._request.route.max_answer_bytes)
+        recorder = Recorder(
+            self._send, decide, self._request.route.max_answer_bytes, until_end=self._until_end
+        )
         failure: BaseException | None = None
         with self._renewing(lease):
             try:
@@ -211,6 +221,8 @@ class KeyedExecution:
                 await self._fenced.app(self._inner_scope(), receive, recorder)
             except BaseException as error:  # noqa: BLE001 - raised again below
                 failure = error
+            finally:
+                recorder.close()
         if isinstance(recorder.failure, HelixError):
             # The fence was decided otherwise, or the database failed: the response is not sent.
             await self._refuse(recorder.failure)
@@ -227,15 +239,33 @@ class KeyedExecution:
         return _tracked(self._fenced.fences.heartbeat, lease, self._spec)
 
     def _inner_scope(self) -> Scope:
-        """The scope of the application, without extensions that bypass the recorder."""
+        """The scope of the endpoint, without extensions that bypass the recorder."""
         extensions = self._scope.get("extensions") or {}
         recorded = {name: value for name, value in extensions.items() if name not in _UNRECORDED}
-        return {**self._scope, "extensions": recorded}
+        return {**self._scope, "extensions": recorded, SCOPE_KEY: self}
+
+    def session(self) -> Any:  # noqa: ANN401 - the application's own class
+        raise wrong_effect(self._request.route.path, "session", self._request.route.effect)
+
+    async def start_effect(self) -> str:
+        """Commit the marker, before the effect starts. Returns the key for the next system."""
+        if self._request.route.effect != "marked":
+            raise wrong_effect(self._request.route.path, "marked", self._request.route.effect)
+        if not self._started:
+            try:
+                await run_steps_async(protocol.start(self._spec, self._lease), self._runner)
+            except HelixError as error:
+                self._lost = error
+                raise
+            self._started = True
+        return downstream_key(self._lease.key)
 
     async def _decide(
         self, lease: FenceLease, status: int, headers: list[Header], body: bytes | None
     ) -> list[Header]:
         """Seal before the first byte is sent, or release, or doubt. Returns headers to add."""
+        if self._lost is not None:
+            raise self._lost
         self._decisions.add(status=status)
         effect = effect_id(header_text(headers, EFFECT_HEADER), self._spec.name)
         if effect == "none" or status in self._request.route.before_the_effect:
@@ -277,10 +307,15 @@ class KeyedExecution:
         return kept if len(kept) <= self._request.route.max_answer_bytes else None
 
     async def _doubt(self, lease: FenceLease, detail: str) -> None:
+        """The endpoint failed, perhaps in the middle of its effect."""
         try:
+            if not self._started:
+                await self._release(lease, detail)
+                self._decisions.record("released")
+                return
             await run_steps_async(protocol.doubt(self._spec, lease, detail), self._runner)
         except HelixError:
-            # The lease expires, and that is the same doubt.
+            # The lease expires, and that comes to the same.
             log.exception("fence %s: could not be put in doubt", self._spec.name)
         self._decisions.record("doubted")
 

@@ -26,10 +26,13 @@ from helixqueue.fence.http.asgi import (
     header_values,
     respond,
 )
-from helixqueue.fence.http.database_execution import LocalExecution
+from helixqueue.fence.http.database_execution import LocalExecution, LocalTransaction
+from helixqueue.fence.http.effect import SCOPE_KEY
 from helixqueue.fence.http.execute import FencedApp, KeyedExecution, Probe, Redact
 from helixqueue.fence.http.problem import FenceProblem
 from helixqueue.fence.http.request_key import OfScope, Owners, read_request
+from helixqueue.fence.http.session_execution import SessionExecution, UnfencedSession
+from helixqueue.fence.http.session_transaction import Sessions, SessionSource, SessionTransaction
 from helixqueue.fence.http.status import requested_fence, send_state
 from helixqueue.fence.policy import UNLISTED, Policy
 from helixqueue.fence.runner import shielded
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
     from helixqueue.fence.fence import AsyncFences
     from helixqueue.fence.hint import SealedCache
     from helixqueue.fence.policy import Route
-    from helixqueue.postgres.tenant_sessions import TenantTransaction
 
 log = logging.getLogger("helixqueue.fence.http")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # no effect to repeat
@@ -54,7 +56,9 @@ class IdempotencyMiddleware:
     owner of the request; without `tenant`, every request belongs to the client's tenant. `redact`
     changes the body that is kept. `probe` gets scope and body of a request in doubt and returns
     `Applied(StoredResponse.of(...))`, `NOT_APPLIED` or `UNKNOWN`. `hint` repeats sealed answers
-    from Redis or Valkey.
+    from Redis or Valkey. `sessions` opens the sessions of routes with `effect: session`: a
+    sessionmaker or async_sessionmaker of SQLAlchemy, or a function that returns a connection of
+    psycopg.
     """
 
     def __init__(
@@ -68,10 +72,11 @@ class IdempotencyMiddleware:
         redact: Redact | None = None,
         probe: Probe | None = None,
         hint: SealedCache | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
         policy = policy if isinstance(policy, Policy) else _read_policy(policy)
         self.policy = policy
-        demand_matches(policy, app)
+        demand_matches(policy, app, has_sessions=sessions is not None)
         # FastAPI(root_path=...) removes this prefix by itself, after this middleware.
         self._root: str = getattr(innermost(app), "root_path", "")
         fences: AsyncFences = helix.fences
@@ -85,6 +90,7 @@ class IdempotencyMiddleware:
             redact,
             probe,
             hint,
+            None if sessions is None else SessionSource(sessions),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,12 +105,28 @@ class IdempotencyMiddleware:
             return
         route = policy.route(scope["method"], path_seen(scope))
         has_key = bool(header_values(scope["headers"], policy.header))
-        if route is not None and (has_key or route.required):
-            await execute_once(fenced, route, scope, receive, send)
-        elif route is not None or not has_key or scope["method"] in _SAFE_METHODS:
-            await fenced.app(scope, receive, send)
-        else:
+        if route is None and has_key and scope["method"] not in _SAFE_METHODS:
             await self._unlisted(scope, receive, send)
+        elif route is None or not (has_key or route.required):
+            await self._unfenced(route, scope, receive, send)
+        elif route.effect == "session":
+            transaction = self._transaction()
+            await execute_once(fenced, route, scope, receive, send, transaction=transaction)
+        else:
+            await execute_once(fenced, route, scope, receive, send)
+
+    def _transaction(self) -> SessionTransaction:
+        assert self.fenced.sessions is not None  # noqa: S101 - checked at the start
+        return SessionTransaction(self.fenced.sessions, self.policy.ttl.transaction_seconds)
+
+    async def _unfenced(
+        self, route: Route | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if route is not None and route.effect == "session":
+            session = UnfencedSession(self.fenced, route, self._transaction())
+            await session.perform(scope, receive, send)
+        else:
+            await self.fenced.app({**scope, SCOPE_KEY: None}, receive, send)
 
     async def _unlisted(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request whose client relies on a key that protects nothing here."""
@@ -120,7 +142,7 @@ class IdempotencyMiddleware:
             detail = "this operation is not fenced, so the key would not prevent a second effect"
             await respond(send, *FenceProblem(decision, detail).response())
         else:
-            await self.fenced.app(scope, receive, send)
+            await self._unfenced(None, scope, receive, send)
 
 
 async def execute_once(
@@ -130,7 +152,7 @@ async def execute_once(
     receive: Receive,
     send: Send,
     *,
-    transaction: TenantTransaction | None = None,
+    transaction: LocalTransaction | None = None,
 ) -> None:
     """Respond to a keyed request: execute it, or repeat its response.
 
@@ -153,6 +175,8 @@ async def execute_once(
     parts = (fenced, request, decisions, scope, send)
     if transaction is None:
         await shielded(KeyedExecution(*parts).perform())
+    elif isinstance(transaction, SessionTransaction):
+        await shielded(SessionExecution(*parts, transaction=transaction).perform())
     else:
         await shielded(LocalExecution(*parts, transaction=transaction).perform())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from tempfile import SpooledTemporaryFile
 from typing import Final
 
 from helixqueue.fence.http.asgi import Header, Message, Send, header_text
@@ -16,17 +17,22 @@ Decide = Callable[[int, list[Header], bytes | None], Awaitable[list[Header]]]
 EFFECT_HEADER: Final = "idempotency-effect"
 # A response that takes longer is a stream: it is sealed without its body.
 STREAM_SECONDS: Final = 1.0
+_CHUNK: Final = 1024 * 1024
 
 
 class Recorder:
     """The application's `send`."""
 
-    def __init__(self, send: Send, decide: Decide, max_bytes: int) -> None:
+    def __init__(
+        self, send: Send, decide: Decide, max_bytes: int, *, until_end: bool = False
+    ) -> None:
         self._send = send
         self._decide = decide
         self._max_bytes = max_bytes
+        self._until_end = until_end  # decide when the response is complete, however large it is
         self._start: Message | None = None
-        self._pieces: list[bytes] = []
+        # What exceeds the memory of one answer is on disk.
+        self._held = SpooledTemporaryFile(max(max_bytes, 1))  # noqa: SIM115 - see `close`
         self._size = 0
         self._began = 0.0
         self.decided = False
@@ -46,17 +52,24 @@ class Recorder:
         elif message["type"] == "http.response.body":
             await self._body(message)
 
+    def close(self) -> None:
+        """To be called when the application has ended."""
+        self._held.close()
+
     async def _body(self, message: Message) -> None:
         piece = message.get("body", b"")
         more = message.get("more_body", False)
-        self._pieces.append(piece)
+        self._held.write(piece)
         self._size += len(piece)
-        if self._size > self._max_bytes or (
-            more and time.monotonic() - self._began > STREAM_SECONDS
-        ):
-            await self._send_held(None, more=more)
-        elif not more:
-            await self._send_held(b"".join(self._pieces), more=False)
+        is_large = self._size > self._max_bytes
+        if not more:
+            await self._send_held(None if is_large else self._content(), more=False)
+        elif not self._until_end and (is_large or time.monotonic() - self._began > STREAM_SECONDS):
+            await self._send_held(None)
+
+    def _content(self) -> bytes:
+        self._held.seek(0)
+        return self._held.read()
 
     def _is_event_stream(self) -> bool:
         assert self._start is not None  # noqa: S101 - just received
@@ -76,6 +89,10 @@ class Recorder:
             raise
         shown = [(n, v) for n, v in headers if n.lower() != EFFECT_HEADER.encode()]
         await self._send({**self._start, "headers": [*shown, *added]})
-        held = b"".join(self._pieces)
-        if held or not more:
-            await self._send({"type": "http.response.body", "body": held, "more_body": more})
+        self._held.seek(0)
+        chunk = self._held.read(_CHUNK)
+        while following := self._held.read(_CHUNK):
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+            chunk = following
+        if chunk or not more:
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": more})

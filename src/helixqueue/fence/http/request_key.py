@@ -176,6 +176,7 @@ def _spec(policy: Policy, route: Route, tenant: str, actor: str) -> FenceSpec:
         name=route.name,
         actor=actor,
         times=policy.clocks[route.kind],
+        start=route.effect != "marked",
         replayable=route.replayable,
         max_attempts=route.max_attempts,
         keep_request=policy.keep_requests,
