@@ -85,8 +85,8 @@ class StepRunner:
                 self._savepoint.__exit__(None, None, None)
             return True
         try:
-            self._savepoint.__exit__(_Undo, _Undo(), None)
-        except _Undo:
+            self._savepoint.__exit__(Undo, Undo(), None)
+        except Undo:
             return True
         except Exception as error:  # noqa: BLE001 - any driver's error of a dead connection
             log.info("fence: the caller's transaction is not usable any more: %s", error)
@@ -142,8 +142,8 @@ class AsyncStepRunner:
                 await self._savepoint.__aexit__(None, None, None)
             return True
         try:
-            await self._savepoint.__aexit__(_Undo, _Undo(), None)
-        except _Undo:
+            await self._savepoint.__aexit__(Undo, Undo(), None)
+        except Undo:
             return True
         except Exception as error:  # noqa: BLE001 - any driver's error of a dead connection
             log.info("fence: the caller's transaction is not usable any more: %s", error)
@@ -151,8 +151,8 @@ class AsyncStepRunner:
         return True
 
 
-class _Undo(Exception):
-    """Makes a savepoint roll back."""
+class Undo(Exception):
+    """Makes a savepoint or a transaction roll back."""
 
 
 def _open_savepoint(within: Any) -> Any:  # noqa: ANN401 - of any driver

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from helixqueue.engine.fences import bound_transaction
 from helixqueue.errors import HelixError, Refused, Retryable, Unavailable
+from helixqueue.fence.runner import Undo
 from helixqueue.postgres.caller_transaction import run_within, run_within_async, translating
 from helixqueue.postgres.tenant_sessions import TransactionLost
 
@@ -42,10 +43,6 @@ class _Opened:
 
     connection: Any
     session: Any
-
-
-class _Undo(Exception):
-    """Makes a transaction roll back."""
 
 
 class SessionSource:
@@ -171,15 +168,15 @@ class SessionTransaction:
         if self._opened is None:
             return
         try:
-            await self._leave(_Undo())
-        except _Undo:
+            await self._leave(Undo())
+        except Undo:
             return
         except Exception as error:  # noqa: BLE001 - any driver's error of a dead connection
             log.info("idempotency: the transaction could not be rolled back: %s", error)
 
-    async def _leave(self, error: _Undo | None) -> None:
+    async def _leave(self, error: Undo | None) -> None:
         manager, self._manager, self._opened = self._manager, None, None
-        details = (None, None, None) if error is None else (_Undo, error, None)
+        details = (None, None, None) if error is None else (Undo, error, None)
         if hasattr(manager, "__aexit__"):
             await manager.__aexit__(*details)
         else:
