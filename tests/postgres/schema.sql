@@ -87,6 +87,7 @@ CREATE TYPE helix.choice AS (
 	lane integer[],
 	turn bigint[],
 	queue integer[],
+	hint integer[],
 	bytes integer[],
 	lease_seconds real[],
 	stale boolean
@@ -496,6 +497,22 @@ CREATE TYPE helix.submitted AS (
 
 ALTER TYPE helix.submitted OWNER TO helix_owner;
 
+-- Name: tenant_lanes; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.tenant_lanes AS (
+	tenant text,
+	queue integer[],
+	lane integer[],
+	hint integer[],
+	served_at timestamp with time zone[],
+	gpus integer,
+	cpu_cores real,
+	ram_gb real,
+	disk_gb real
+);
+
+ALTER TYPE helix.tenant_lanes OWNER TO helix_owner;
+
 -- Name: tenant_name; Type: DOMAIN; Schema: helix; Owner: helix_owner
 
 CREATE DOMAIN helix.tenant_name AS text
@@ -531,9 +548,16 @@ ALTER TYPE helix.violation OWNER TO helix_owner;
 CREATE FUNCTION helix.activate_lanes(p_batch bigint[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
+declare
+  v_pair record;
 begin
-  update helix.lane l set idle = false, used_at = clock_timestamp()
-  where l.idle and l.id = any (array(select w.lane from helix.work w where w.batch = any (p_batch)));
+  for v_pair in
+    select distinct w.lane, w.queue from helix.work w where w.batch = any (p_batch) order by w.lane, w.queue
+  loop
+    update helix.lane l
+    set idle = false, used_at = clock_timestamp(), queues = helix.queues_with(l.queues, v_pair.queue)
+    where l.id = v_pair.lane and (l.idle or helix.queues_with(l.queues, v_pair.queue) <> l.queues);
+  end loop;
 end
 $$;
 
@@ -1484,13 +1508,15 @@ $$;
 
 ALTER FUNCTION helix.check_move() OWNER TO helix_engine;
 
--- Name: choose(text, text[], integer[], helix.resources, integer, integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: choose(text, text[], integer[], boolean, helix.resources, integer, integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.choose(p_worker text, p_queues text[], p_mine integer[], p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) RETURNS helix.choice
+CREATE FUNCTION helix.choose(p_worker text, p_queues text[], p_mine integer[], p_is_shared boolean, p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) RETURNS helix.choice
     LANGUAGE plpgsql
     AS $$
 declare
-  v_choice    helix.choice := ('{}', '{}', '{}', '{}', '{}', '{}', '{}', false);
+  v_choice    helix.choice := ('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', false);
+  v_is_shared boolean := p_is_shared;  -- share out among tenants; then among lanes, of which one may be left
+  v_served    text[] := '{}';    -- tenants that gave all they have, or all that others have not locked
   v_free      helix.resources := p_free;
   v_lanes     record;            -- the lanes of a pass, in parallel arrays
   v_each      integer;           -- an even share of them
@@ -1503,42 +1529,52 @@ declare
   v_wanted    integer := p_count;
 begin
   while v_wanted > 0 loop
-    -- One pass: the lanes of the most urgent priority that has anything.
-    select array_agg(f.id) as id, array_agg(f.turn) as turn,
-           array_agg(f.batch) as batch, count(*)::integer as n, min(f.found)::integer as found,
-           bool_or(f.served_at < clock_timestamp() - interval '1 s') as stale,
-           sum(f.gpus) as gpus, sum(f.cpu_cores) as cpu_cores, sum(f.ram_gb) as ram_gb,
-           sum(f.disk_gb) as disk_gb
-    into v_lanes
-    from (select l.*, min(l.priority) over () as most_urgent, count(*) over () as found
-          from helix.lanes_for(p_queues, p_mine, v_free, v_empty, p_hint_lane, p_hint_turn,
-                               p_hint_batch, v_seen, least(v_wanted, 64)) l) f
-    where f.priority = f.most_urgent;
-    exit when v_lanes.n = 0;
-    v_choice.stale := v_choice.stale or v_lanes.stale;
-    v_each := ceil(v_wanted::real / v_lanes.n);
-    if v_each * v_lanes.gpus <= v_free.gpus and v_each * v_lanes.cpu_cores <= v_free.cpu_cores
-       and v_each * v_lanes.ram_gb <= v_free.ram_gb and v_each * v_lanes.disk_gb <= v_free.disk_gb
-    then
-      v_share := array_fill(v_each, array[v_lanes.n]);
+    if v_is_shared then
+      select * into v_got
+      from helix.pick_shares(p_queues, p_mine, v_free, v_wanted, p_hint_lane, p_hint_turn, p_hint_batch,
+                             v_seen, v_served);
+      v_served := v_served || v_got.served;
+      v_choice.stale := v_choice.stale or coalesce(v_got.stale, false);
+      v_is_shared := v_got.served is not null;
+      continue when v_got.batch is null;
     else
-      v_share := helix.share_out(v_lanes.id, v_each, v_free);
-    end if;
+      -- One pass: the lanes of the most urgent priority that has anything.
+      select array_agg(f.id) as id, array_agg(f.turn) as turn,
+             array_agg(f.batch) as batch, count(*)::integer as n, min(f.found)::integer as found,
+             bool_or(f.served_at < clock_timestamp() - interval '1 s') as stale,
+             sum(f.gpus) as gpus, sum(f.cpu_cores) as cpu_cores, sum(f.ram_gb) as ram_gb,
+             sum(f.disk_gb) as disk_gb
+      into v_lanes
+      from (select l.*, min(l.priority) over () as most_urgent, count(*) over () as found
+            from helix.lanes_for(p_queues, p_mine, v_free, v_empty, p_hint_lane, p_hint_turn,
+                                 p_hint_batch, v_seen, least(v_wanted, 64)) l) f
+      where f.priority = f.most_urgent;
+      exit when v_lanes.n = 0;
+      v_choice.stale := v_choice.stale or v_lanes.stale;
+      v_each := ceil(v_wanted::real / v_lanes.n);
+      if v_each * v_lanes.gpus <= v_free.gpus and v_each * v_lanes.cpu_cores <= v_free.cpu_cores
+         and v_each * v_lanes.ram_gb <= v_free.ram_gb and v_each * v_lanes.disk_gb <= v_free.disk_gb
+      then
+        v_share := array_fill(v_each, array[v_lanes.n]);
+      else
+        v_share := helix.share_out(v_lanes.id, v_each, v_free);
+      end if;
 
-    select array_agg(c.batch) as batch, array_agg(c.tuple) as tuple, array_agg(c.lane) as lane,
-           array_agg(c.turn) as turn, array_agg(c.queue) as queue, array_agg(c.bytes) as bytes,
-           array_agg(c.lease_seconds) as lease_seconds,
-           array_agg(c.batch) filter (where c.plain) as plain,
-           array_agg(c.batch) filter (where not c.plain) as odd
-    into v_got
-    from helix.pick(v_lanes.id, v_share, v_lanes.turn, v_lanes.batch, p_mine, v_seen) c;
-    if v_got.batch is null then
-      v_empty := v_empty || v_lanes.id;
-      continue;
-    end if;
-    if cardinality(v_got.batch) < v_wanted then
-      v_empty := v_empty || array(select u.lane from unnest(v_lanes.id, v_share) as u (lane, share)
-                                  where u.share > cardinality(array_positions(v_got.lane, u.lane)));
+      select array_agg(c.batch) as batch, array_agg(c.tuple) as tuple, array_agg(c.lane) as lane,
+             array_agg(c.turn) as turn, array_agg(c.queue) as queue, array_agg(c.lane) as hint,
+             array_agg(c.bytes) as bytes, array_agg(c.lease_seconds) as lease_seconds,
+             array_agg(c.batch) filter (where c.plain) as plain,
+             array_agg(c.batch) filter (where not c.plain) as odd
+      into v_got
+      from helix.pick(v_lanes.id, v_share, v_lanes.turn, v_lanes.batch, p_mine, v_seen) c;
+      if v_got.batch is null then
+        v_empty := v_empty || v_lanes.id;
+        continue;
+      end if;
+      if cardinality(v_got.batch) < v_wanted then
+        v_empty := v_empty || array(select u.lane from unnest(v_lanes.id, v_share) as u (lane, share)
+                                    where u.share > cardinality(array_positions(v_got.lane, u.lane)));
+      end if;
     end if;
     v_seen := v_seen || v_got.batch;
     if v_got.odd is not null then
@@ -1548,12 +1584,12 @@ begin
       exit when v_fruitless = 10;
       -- What moved uses none of the worker's resources.
       select array_agg(g.batch) as batch, array_agg(g.tuple) as tuple, array_agg(g.lane) as lane,
-             array_agg(g.turn) as turn, array_agg(g.queue) as queue, array_agg(g.bytes) as bytes,
-             array_agg(g.lease_seconds) as lease_seconds
+             array_agg(g.turn) as turn, array_agg(g.queue) as queue, array_agg(g.hint) as hint,
+             array_agg(g.bytes) as bytes, array_agg(g.lease_seconds) as lease_seconds
       into v_got
-      from unnest(v_got.batch, v_got.tuple, v_got.lane, v_got.turn, v_got.queue, v_got.bytes,
-                  v_got.lease_seconds)
-        as g (batch, tuple, lane, turn, queue, bytes, lease_seconds)
+      from unnest(v_got.batch, v_got.tuple, v_got.lane, v_got.turn, v_got.queue, v_got.hint,
+                  v_got.bytes, v_got.lease_seconds)
+        as g (batch, tuple, lane, turn, queue, hint, bytes, lease_seconds)
       where g.batch = any (v_kept);
       continue when v_got.batch is null;
     end if;
@@ -1563,11 +1599,14 @@ begin
     v_choice.lane := v_choice.lane || v_got.lane[1 : v_wanted];
     v_choice.turn := v_choice.turn || v_got.turn[1 : v_wanted];
     v_choice.queue := v_choice.queue || v_got.queue[1 : v_wanted];
+    v_choice.hint := v_choice.hint || v_got.hint[1 : v_wanted];
     v_choice.bytes := v_choice.bytes || v_got.bytes[1 : v_wanted];
     v_choice.lease_seconds := v_choice.lease_seconds || v_got.lease_seconds[1 : v_wanted];
     -- Where these were all the lanes there are, and they gave all they have, a second look finds
     -- nothing: the usual case of a worker that waits and is woken.
-    exit when v_lanes.found = v_lanes.n and v_lanes.n < least(v_wanted, 64) and v_empty @> v_lanes.id;
+    if not v_is_shared then
+      exit when v_lanes.found = v_lanes.n and v_lanes.n < least(v_wanted, 64) and v_empty @> v_lanes.id;
+    end if;
     v_wanted := p_count - cardinality(v_choice.batch);
     if v_wanted > 0 then
       select v_free.gpus - sum(l.gpus), v_free.gpu_vram_gb, v_free.cpu_cores - sum(l.cpu_cores),
@@ -1580,7 +1619,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.choose(p_worker text, p_queues text[], p_mine integer[], p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.choose(p_worker text, p_queues text[], p_mine integer[], p_is_shared boolean, p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
 
 -- Name: choose_one(text[], integer, helix.resources, integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1744,6 +1783,7 @@ declare
   v_free    helix.resources := helix.resources_of(p_free);
   v_count   integer := least(p_count, 1000);
   v_settled helix.answer[];
+  v_is_shared boolean;     -- among tenants
   v_one     helix.chosen;
   v_leased  helix.lease[];
   v_choice  helix.choice;
@@ -1772,7 +1812,8 @@ begin
   end if;
   perform helix.run_claim_duties(p_worker);
 
-  if v_count = 1 and (v_mine is null or cardinality(v_mine) = 1) then
+  v_is_shared := cardinality(v_mine) is distinct from 1 and helix.is_shared(p_queues, v_mine);
+  if v_count = 1 and not v_is_shared and (v_mine is null or cardinality(v_mine) = 1) then
     v_one := helix.choose_one(p_queues, v_mine[1], v_free, p_hint_lane, p_hint_turn, p_hint_batch);
     if v_one.plain then
       v_leased := helix.lease_one(v_one, p_worker, p_request, p_start, v_seconds, v_epoch, v_settled);
@@ -1791,7 +1832,7 @@ begin
     end if;
   end if;
   if v_choice.batch is null then
-    v_choice := helix.choose(p_worker, p_queues, v_mine, v_free, v_count,
+    v_choice := helix.choose(p_worker, p_queues, v_mine, v_is_shared, v_free, v_count,
                              p_hint_lane, p_hint_turn, p_hint_batch);
   end if;
 
@@ -1835,7 +1876,7 @@ begin
      where q.id in (select unnest(v_choice.queue[: v_prefix]))),
     (select string_agg(format('[%s,%s,%s]', h.lane, h.turn, h.batch), ',')
      from (select distinct on (u.lane) u.lane, u.turn, u.batch
-           from unnest(v_choice.lane[: v_prefix], v_choice.turn[: v_prefix], v_choice.batch[: v_prefix])
+           from unnest(v_choice.hint[: v_prefix], v_choice.turn[: v_prefix], v_choice.batch[: v_prefix])
              as u (lane, turn, batch)
            order by u.lane, u.turn desc, u.batch desc) h),
     v_prefix < v_chosen);
@@ -3808,7 +3849,9 @@ CREATE TABLE helix.lane (
     served_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL,
     made_for text NOT NULL,
     idle boolean DEFAULT false NOT NULL,
-    used_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    queues integer[] DEFAULT '{}'::integer[] NOT NULL,
+    used_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT lane_queues_check CHECK ((cardinality(queues) <= 33))
 );
 
 ALTER TABLE helix.lane OWNER TO helix_owner;
@@ -4302,7 +4345,7 @@ begin
   where l.idle
     and (select true from helix.work w where w.pending and w.lane = l.id
          order by w.turn, w.batch limit 1);
-  update helix.lane l set idle = true
+  update helix.lane l set idle = true, queues = '{}'
   where l.id = any (array(
     select i.id from helix.lane i
     where not i.idle and i.used_at < v_now - interval '1 hour'
@@ -4500,6 +4543,31 @@ $$;
 
 ALTER FUNCTION helix.is_service_for(p_tenant text) OWNER TO helix_engine;
 
+-- Name: is_shared(text[], integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.is_shared(p_queues text[], p_mine integer[]) RETURNS boolean
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+  v_most   integer;
+  v_queues integer[];
+begin
+  select max(cardinality(l.queues)), array_agg(distinct m.queue) into v_most, v_queues
+  from helix.lane l
+  -- A lane with too many queues is one row, and ends the look.
+  cross join lateral unnest(case when cardinality(l.queues) > helix.share_bound() then '{0}'
+                                 else l.queues end) as m (queue)
+  where l.queue = any (p_queues) and not l.idle and (p_mine is null or m.queue = any (p_mine) or m.queue = 0);
+  if v_most > helix.share_bound() or coalesce(cardinality(v_queues), 0) < 2 then
+    return false;
+  end if;
+  return (select count(distinct q.tenant) from helix.queue q where q.id = any (v_queues))
+         between 2 and helix.share_bound();
+end
+$$;
+
+ALTER FUNCTION helix.is_shared(p_queues text[], p_mine integer[]) OWNER TO helix_engine;
+
 -- Name: is_step(helix.state, helix.state, integer, integer, bigint, bigint, boolean, helix.cause, timestamp with time zone, text, bigint, bigint, integer, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.is_step(p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint, p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) RETURNS boolean
@@ -4596,43 +4664,45 @@ CREATE FUNCTION helix.lane_bound() RETURNS integer
 
 ALTER FUNCTION helix.lane_bound() OWNER TO helix_engine;
 
--- Name: lane_of(text, text, integer, smallint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: lane_of(helix.queue, integer, smallint, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.lane_of(p_tenant text, p_queue text, p_class integer, p_priority smallint) RETURNS integer
+CREATE FUNCTION helix.lane_of(p_queue helix.queue, p_class integer, p_priority smallint, p_has_work boolean DEFAULT true) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 declare
   v_lane record;
 begin
-  select l.id, l.idle or l.used_at < clock_timestamp() - interval '10 min' as rested into v_lane
+  select l.id, l.idle or l.used_at < clock_timestamp() - interval '10 min'
+               or p_has_work and helix.queues_with(l.queues, p_queue.id) <> l.queues as changes into v_lane
   from helix.lane l
-  where l.queue = p_queue and l.class = p_class and l.priority = p_priority;
-  if found and not v_lane.rested then
+  where l.queue = p_queue.name and l.class = p_class and l.priority = p_priority;
+  if found and not v_lane.changes then
     return v_lane.id;
   end if;
   if (select count(*) from helix.lane l
-      where l.queue = p_queue and not l.idle and l.made_for = p_tenant) >= helix.lane_bound()
+      where l.queue = p_queue.name and not l.idle and l.made_for = p_queue.tenant) >= helix.lane_bound()
      and (not found or exists (select from helix.lane l where l.id = v_lane.id and l.idle))
   then
     raise exception using errcode = 'program_limit_exceeded',
       message = format('queue %s of tenant %s has %s different requirements and priorities in use',
-                       p_queue, p_tenant, helix.lane_bound()),
+                       p_queue.name, p_queue.tenant, helix.lane_bound()),
       hint = 'Use fewer different requirements; those unused for an hour are forgotten.';
   end if;
   insert into helix.lane as l (queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb,
-                               labels, made_for)
-  select p_queue, c.id, p_priority, c.gpus, c.gpu_vram_gb, c.cpu_cores, c.ram_gb, c.disk_gb, c.labels,
-         p_tenant
+                               labels, made_for, queues)
+  select p_queue.name, c.id, p_priority, c.gpus, c.gpu_vram_gb, c.cpu_cores, c.ram_gb, c.disk_gb, c.labels,
+         p_queue.tenant, case when p_has_work then array[p_queue.id] else '{}' end
   from helix.requirement_class c where c.id = p_class
   on conflict (queue, class, priority) do update
     set used_at = clock_timestamp(), idle = false,
+        queues = case when p_has_work then helix.queues_with(l.queues, p_queue.id) else l.queues end,
         made_for = case when l.idle then excluded.made_for else l.made_for end
   returning l.id into v_lane;
   return v_lane.id;
 end
 $$;
 
-ALTER FUNCTION helix.lane_of(p_tenant text, p_queue text, p_class integer, p_priority smallint) OWNER TO helix_engine;
+ALTER FUNCTION helix.lane_of(p_queue helix.queue, p_class integer, p_priority smallint, p_has_work boolean) OWNER TO helix_engine;
 
 -- Name: lanes_for(text[], integer[], helix.resources, integer[], integer[], bigint[], bigint[], bigint[], integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4697,7 +4767,7 @@ begin
                    with ordinality as u (requires, place) order by u.place);
   v_pairs := array(select distinct u.class * 10 + coalesce(u.priority, 5)
                    from unnest(class, p_priority) as u (class, priority));
-  v_lanes := array(select helix.lane_of(p_queue.tenant, p_queue.name, s.pair / 10, (s.pair % 10)::smallint)
+  v_lanes := array(select helix.lane_of(p_queue, s.pair / 10, (s.pair % 10)::smallint)
                    from unnest(v_pairs) with ordinality as s (pair, place) order by s.place);
   -- A statement of its own: a lane that was just created is not visible to the statement that did it.
   v_turns := array(select helix.turn_after(l.lane, p_queue.id)
@@ -4943,6 +5013,33 @@ CREATE FUNCTION helix.link_submitted(p_answers helix.submitted[]) RETURNS void
 $$;
 
 ALTER FUNCTION helix.link_submitted(p_answers helix.submitted[]) OWNER TO helix_engine;
+
+-- Name: list_queues(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.list_queues(p_limit integer) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  update helix.lane l
+  set queues = case when cardinality(l.queues) > helix.share_bound() then n.queues
+                    else (l.queues || array(select u from unnest(n.queues) u where u <> all (l.queues)))
+                         [: helix.share_bound() + 1] end
+  from (select i.id, array(select q.id from helix.queue q
+                           where q.name = i.queue
+                             and (select true from helix.work w
+                                  where w.pending and w.queue = q.id and w.lane = i.id
+                                  order by w.turn, w.batch limit 1)
+                           limit helix.share_bound() + 1) as queues
+        from helix.lane i
+        where i.id = any (array(select a.id from helix.lane a where not a.idle
+                                order by a.id limit p_limit for update skip locked))) n
+  where l.id = n.id
+    and (cardinality(l.queues) > helix.share_bound() and cardinality(n.queues) <= helix.share_bound()
+         or cardinality(l.queues) <= helix.share_bound() and not l.queues @> n.queues);
+end
+$$;
+
+ALTER FUNCTION helix.list_queues(p_limit integer) OWNER TO helix_engine;
 
 -- Name: locate(uuid[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5380,6 +5477,20 @@ $$;
 
 ALTER FUNCTION helix.note_served(p_lane integer[], p_turn bigint[]) OWNER TO helix_engine;
 
+-- Name: number_that_fits(helix.tenant_lanes[], helix.resources); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.number_that_fits(p_tenants helix.tenant_lanes[], p_free helix.resources) RETURNS integer
+    LANGUAGE sql STABLE
+    AS $$
+  select least(1000, p_free.gpus / nullif(max(t.gpus), 0),
+               floor(p_free.cpu_cores / nullif(max(t.cpu_cores), 0)),
+               floor(p_free.ram_gb / nullif(max(t.ram_gb), 0)),
+               floor(p_free.disk_gb / nullif(max(t.disk_gb), 0)))::integer
+  from unnest(p_tenants) t
+$$;
+
+ALTER FUNCTION helix.number_that_fits(p_tenants helix.tenant_lanes[], p_free helix.resources) OWNER TO helix_engine;
+
 -- Name: offer_login_v1(text, bytea, text[], double precision, double precision, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text DEFAULT NULL::text) RETURNS timestamp with time zone
@@ -5512,6 +5623,67 @@ end
 $$;
 
 ALTER FUNCTION helix.pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_mine integer[], p_seen bigint[]) OWNER TO helix_engine;
+
+-- Name: pick_shares(text[], integer[], helix.resources, integer, integer[], bigint[], bigint[], bigint[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.pick_shares(p_queues text[], p_mine integer[], p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_seen bigint[], p_served text[], OUT batch bigint[], OUT tuple tid[], OUT lane integer[], OUT turn bigint[], OUT queue integer[], OUT hint integer[], OUT bytes integer[], OUT lease_seconds real[], OUT plain bigint[], OUT odd bigint[], OUT stale boolean, OUT served text[]) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+declare
+  v_tenants helix.tenant_lanes[] := helix.tenants_with_work(
+    p_queues, p_mine, p_free, p_hint_lane, p_hint_turn, p_hint_batch, p_seen, p_served);
+  v_number  integer := cardinality(v_tenants);
+  v_count   integer;
+  v_counter regclass;
+  v_turns   bigint[];  -- of tenants that get one more than the others; the first one begins
+begin
+  if v_number < 2 then
+    return;
+  end if;
+  v_count := least(p_count, helix.number_that_fits(v_tenants, p_free));
+  v_counter := format('helix.tenant_turn_%s', (
+    select sum(l.lane) % 16 from unnest(v_tenants) t cross join lateral unnest(t.lane) as l (lane)))::regclass;
+  v_turns := array(select nextval(v_counter) % v_number
+                   from generate_series(1, greatest(v_count % v_number, 1)));
+  with share as (
+    select t.tenant, t.queue, t.lane, t.hint, t.served_at, (t.place - 1 - v_turns[1] + v_number) % v_number as nth,
+           v_count / v_number + case when v_count % v_number = 0 then 0
+                                     else cardinality(array_positions(v_turns, t.place - 1)) end as number
+    from unnest(v_tenants) with ordinality
+      as t (tenant, queue, lane, hint, served_at, gpus, cpu_cores, ram_gb, disk_gb, place)
+  ),
+  picked as (
+    select s.tenant, r.*, row_number() over (partition by s.tenant) as round, s.nth, q.lease_seconds,
+           helix.is_plain(r.limit_key, r.expires_at, q.paused) as plain
+    from share s
+    cross join lateral (
+      select w.*, m.lane, m.hint, m.served_at
+      from unnest(s.queue, s.lane, s.hint, s.served_at) as m (queue, lane, hint, served_at)
+      cross join lateral (
+        select n.batch, n.ctid, n.turn, n.queue, n.bytes, n.limit_key, n.expires_at from helix.work n
+        where n.pending and n.queue = m.queue and n.lane = m.lane
+          and (n.turn, n.batch) > (helix.hinted(p_hint_turn, p_hint_lane, m.hint),
+                                   helix.hinted(p_hint_batch, p_hint_lane, m.hint))
+          and n.batch <> all (p_seen)
+        order by n.turn, n.batch limit s.number for update skip locked) w
+      limit s.number) r
+    cross join lateral (select x.lease_seconds, x.paused from helix.queue x where x.id = r.queue offset 0) q
+  )
+  select array_agg(p.batch order by p.round, p.nth), array_agg(p.ctid order by p.round, p.nth),
+         array_agg(p.lane order by p.round, p.nth), array_agg(p.turn order by p.round, p.nth),
+         array_agg(p.queue order by p.round, p.nth), array_agg(p.hint order by p.round, p.nth),
+         array_agg(p.bytes order by p.round, p.nth), array_agg(p.lease_seconds order by p.round, p.nth),
+         array_agg(p.batch) filter (where p.plain), array_agg(p.batch) filter (where not p.plain),
+         bool_or(p.served_at < clock_timestamp() - interval '1 s'),
+         array(select s.tenant from share s
+               where s.number > (select count(*) from picked k where k.tenant = s.tenant))
+  into batch, tuple, lane, turn, queue, hint, bytes, lease_seconds, plain, odd, stale, served
+  from picked p;
+end
+$$;
+
+ALTER FUNCTION helix.pick_shares(p_queues text[], p_mine integer[], p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_seen bigint[], p_served text[], OUT batch bigint[], OUT tuple tid[], OUT lane integer[], OUT turn bigint[], OUT queue integer[], OUT hint integer[], OUT bytes integer[], OUT lease_seconds real[], OUT plain bigint[], OUT odd bigint[], OUT stale boolean, OUT served text[]) OWNER TO helix_engine;
 
 -- Name: placeholders_in(text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5759,6 +5931,17 @@ end
 $$;
 
 ALTER FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) OWNER TO helix_engine;
+
+-- Name: queues_with(integer[], integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.queues_with(p_queues integer[], p_queue integer) RETURNS integer[]
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select case when p_queue = any (p_queues) or cardinality(p_queues) > helix.share_bound() then p_queues
+              else p_queues || p_queue end
+$$;
+
+ALTER FUNCTION helix.queues_with(p_queues integer[], p_queue integer) OWNER TO helix_engine;
 
 -- Name: read_activity_v1(text, timestamp with time zone, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -10707,7 +10890,7 @@ begin
            || jsonb_strip_nulls(jsonb_build_object('reason', p_reason))
           )::text);
   -- Submitters that race on a brand-new lane would wait for each other; make the usual one now.
-  perform helix.lane_of(p_tenant, p_queue, v_queue.class, 5::smallint);
+  perform helix.lane_of(v_queue, v_queue.class, 5::smallint, false);
   return v_queue;
 end
 $$;
@@ -10836,6 +11019,14 @@ CREATE FUNCTION helix.shape(p_array anyarray) RETURNS text
 $$;
 
 ALTER FUNCTION helix.shape(p_array anyarray) OWNER TO helix_engine;
+
+-- Name: share_bound(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.share_bound() RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ select 32 $$;
+
+ALTER FUNCTION helix.share_bound() OWNER TO helix_engine;
 
 -- Name: share_out(integer[], integer, helix.resources); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -11162,7 +11353,7 @@ begin
   end if;
 
   if p_requires is null and p_priority is null then
-    v_usual := helix.lane_of(p_tenant, p_queue, v_queue.class, 5::smallint);
+    v_usual := helix.lane_of(v_queue, v_queue.class, 5::smallint);
     v_after := helix.turn_after(v_usual, v_queue.id);
   else
     select l.class, l.lane, l.turn into v_class, v_lane, v_turn
@@ -11250,6 +11441,7 @@ begin
   into v_queue, v_class, v_lane, v_turn, v_secret, v_inner, v_outer, v_awaited, v_words
   from helix.queue q
   join helix.lane l on l.queue = q.name and l.class = q.class and l.priority = p_priority and not l.idle
+                    and (q.id = any (l.queues) or cardinality(l.queues) > helix.share_bound())
   cross join lateral (select * from helix.secret order by id desc limit 1) s
   where q.tenant = p_tenant and q.name = p_queue and q.profile = p_profile
     and not q.closed and not q.paused;
@@ -11354,6 +11546,7 @@ begin
                  where o.at < clock_timestamp() - interval '1 day' and o.due is null
                  limit p_limit for update skip locked);
   get diagnostics v_gone = row_count;
+  perform helix.list_queues(p_limit);
   return greatest(v_gone, helix.delete_old_logins(p_limit), helix.delete_old_workers(p_limit),
                   helix.idle_lanes(p_limit), helix.delete_old_intakes(p_limit));
 end
@@ -11472,6 +11665,49 @@ end
 $$;
 
 ALTER FUNCTION helix.tenant_key_v1(p_tenant text) OWNER TO helix_engine;
+
+-- Name: tenants_with_work(text[], integer[], helix.resources, integer[], bigint[], bigint[], bigint[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.tenants_with_work(p_queues text[], p_mine integer[], p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_seen bigint[], p_served text[]) RETURNS helix.tenant_lanes[]
+    LANGUAGE plpgsql
+    SET enable_hashjoin TO 'on'
+    SET enable_sort TO 'on'
+    AS $$
+begin
+  return array(
+    with pair as materialized (
+      select m.queue, l.id as lane, -(l.id % 33554432 * 64 + m.place::integer) as hint,
+             l.priority + random() as rank, l.served_at, l.gpus, l.cpu_cores, l.ram_gb, l.disk_gb
+      from helix.fitting_lanes(p_queues, p_free, '{}') l
+      cross join lateral unnest(l.queues) with ordinality as m (queue, place)
+      where p_mine is null or m.queue = any (p_mine)
+    ),
+    owner as materialized (
+      select q.id, q.tenant from helix.queue q
+      where q.id = any (array(select distinct p.queue from pair p)) and q.tenant <> all (p_served)
+    ),
+    grouped as materialized (
+      select s.tenant, array_agg(s.queue) as queue, array_agg(s.lane) as lane, array_agg(s.hint) as hint,
+             array_agg(s.served_at) as served_at, max(s.gpus) as gpus, max(s.cpu_cores) as cpu_cores,
+             max(s.ram_gb) as ram_gb, max(s.disk_gb) as disk_gb
+      from (select o.tenant, p.* from pair p join owner o on o.id = p.queue order by o.tenant, p.rank) s
+      group by s.tenant
+    )
+    select row(g.*)::helix.tenant_lanes from grouped g
+    where (select true from unnest(g.queue, g.lane, g.hint) as m (queue, lane, hint)
+           cross join lateral (
+             select from helix.work w
+             where w.pending and w.queue = m.queue and w.lane = m.lane
+               and (w.turn, w.batch) > (helix.hinted(p_hint_turn, p_hint_lane, m.hint),
+                                        helix.hinted(p_hint_batch, p_hint_lane, m.hint))
+               and w.batch <> all (p_seen)
+             order by w.turn, w.batch limit 1) w
+           limit 1)
+    order by g.tenant);
+end
+$$;
+
+ALTER FUNCTION helix.tenants_with_work(p_queues text[], p_mine integer[], p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_seen bigint[], p_served text[]) OWNER TO helix_engine;
 
 -- Name: time_bucket(double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -12377,6 +12613,182 @@ WITH (fillfactor='90');
 ALTER TABLE ONLY helix.source FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.source OWNER TO helix_owner;
+
+-- Name: tenant_turn_0; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_0
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_0 OWNER TO helix_owner;
+
+-- Name: tenant_turn_1; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_1
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_1 OWNER TO helix_owner;
+
+-- Name: tenant_turn_10; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_10
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_10 OWNER TO helix_owner;
+
+-- Name: tenant_turn_11; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_11
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_11 OWNER TO helix_owner;
+
+-- Name: tenant_turn_12; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_12
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_12 OWNER TO helix_owner;
+
+-- Name: tenant_turn_13; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_13
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_13 OWNER TO helix_owner;
+
+-- Name: tenant_turn_14; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_14
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_14 OWNER TO helix_owner;
+
+-- Name: tenant_turn_15; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_15
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_15 OWNER TO helix_owner;
+
+-- Name: tenant_turn_2; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_2
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_2 OWNER TO helix_owner;
+
+-- Name: tenant_turn_3; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_3
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_3 OWNER TO helix_owner;
+
+-- Name: tenant_turn_4; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_4
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_4 OWNER TO helix_owner;
+
+-- Name: tenant_turn_5; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_5
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_5 OWNER TO helix_owner;
+
+-- Name: tenant_turn_6; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_6
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_6 OWNER TO helix_owner;
+
+-- Name: tenant_turn_7; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_7
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_7 OWNER TO helix_owner;
+
+-- Name: tenant_turn_8; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_8
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_8 OWNER TO helix_owner;
+
+-- Name: tenant_turn_9; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.tenant_turn_9
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.tenant_turn_9 OWNER TO helix_owner;
 
 -- Name: waiter; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -14067,9 +14479,9 @@ REVOKE ALL ON FUNCTION helix.check_asked() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.check_move() FROM PUBLIC;
 
--- Name: FUNCTION choose(p_worker text, p_queues text[], p_mine integer[], p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION choose(p_worker text, p_queues text[], p_mine integer[], p_is_shared boolean, p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.choose(p_worker text, p_queues text[], p_mine integer[], p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.choose(p_worker text, p_queues text[], p_mine integer[], p_is_shared boolean, p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION choose_one(p_queues text[], p_mine integer, p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -14805,6 +15217,10 @@ REVOKE ALL ON FUNCTION helix.is_program(p_tenant text, p_name text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.is_service_for(p_tenant text) FROM PUBLIC;
 
+-- Name: FUNCTION is_shared(p_queues text[], p_mine integer[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.is_shared(p_queues text[], p_mine integer[]) FROM PUBLIC;
+
 -- Name: FUNCTION is_step(p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint, p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.is_step(p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint, p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) FROM PUBLIC;
@@ -14847,9 +15263,9 @@ GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revisio
 
 REVOKE ALL ON FUNCTION helix.lane_bound() FROM PUBLIC;
 
--- Name: FUNCTION lane_of(p_tenant text, p_queue text, p_class integer, p_priority smallint); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION lane_of(p_queue helix.queue, p_class integer, p_priority smallint, p_has_work boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.lane_of(p_tenant text, p_queue text, p_class integer, p_priority smallint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.lane_of(p_queue helix.queue, p_class integer, p_priority smallint, p_has_work boolean) FROM PUBLIC;
 
 -- Name: FUNCTION lanes_for(p_queues text[], p_mine integer[], p_free helix.resources, p_empty integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_seen bigint[], p_most integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -14908,6 +15324,10 @@ REVOKE ALL ON FUNCTION helix.link_fence(p_batch bigint[], p_conflict boolean[]) 
 -- Name: FUNCTION link_submitted(p_answers helix.submitted[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.link_submitted(p_answers helix.submitted[]) FROM PUBLIC;
+
+-- Name: FUNCTION list_queues(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.list_queues(p_limit integer) FROM PUBLIC;
 
 -- Name: FUNCTION locate(p_ids uuid[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -14989,6 +15409,10 @@ GRANT ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor
 
 REVOKE ALL ON FUNCTION helix.note_served(p_lane integer[], p_turn bigint[]) FROM PUBLIC;
 
+-- Name: FUNCTION number_that_fits(p_tenants helix.tenant_lanes[], p_free helix.resources); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.number_that_fits(p_tenants helix.tenant_lanes[], p_free helix.resources) FROM PUBLIC;
+
 -- Name: FUNCTION offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text) FROM PUBLIC;
@@ -15014,6 +15438,10 @@ REVOKE ALL ON FUNCTION helix.perform_duty(p_duty text, p_actor text, p_limit int
 -- Name: FUNCTION pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_mine integer[], p_seen bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_mine integer[], p_seen bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION pick_shares(p_queues text[], p_mine integer[], p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_seen bigint[], p_served text[], OUT batch bigint[], OUT tuple tid[], OUT lane integer[], OUT turn bigint[], OUT queue integer[], OUT hint integer[], OUT bytes integer[], OUT lease_seconds real[], OUT plain bigint[], OUT odd bigint[], OUT stale boolean, OUT served text[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.pick_shares(p_queues text[], p_mine integer[], p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_seen bigint[], p_served text[], OUT batch bigint[], OUT tuple tid[], OUT lane integer[], OUT turn bigint[], OUT queue integer[], OUT hint integer[], OUT bytes integer[], OUT lease_seconds real[], OUT plain bigint[], OUT odd bigint[], OUT stale boolean, OUT served text[]) FROM PUBLIC;
 
 -- Name: FUNCTION placeholders_in(p_identity text[], p_placeholders text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -15078,6 +15506,10 @@ GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO he
 GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_payloads;
 GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_operate;
 GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_admin;
+
+-- Name: FUNCTION queues_with(p_queues integer[], p_queue integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.queues_with(p_queues integer[], p_queue integer) FROM PUBLIC;
 
 -- Name: FUNCTION read_activity_v1(p_tenant text, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -15818,6 +16250,10 @@ REVOKE ALL ON FUNCTION helix.settled_json(p_settled helix.answer[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION helix.shape(p_array anyarray) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.shape(p_array anyarray) TO helix_reader;
 
+-- Name: FUNCTION share_bound(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.share_bound() FROM PUBLIC;
+
 -- Name: FUNCTION share_out(p_lane integer[], p_each integer, p_free helix.resources); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.share_out(p_lane integer[], p_each integer, p_free helix.resources) FROM PUBLIC;
@@ -15906,6 +16342,10 @@ GRANT ALL ON FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit int
 REVOKE ALL ON FUNCTION helix.tenant_key_v1(p_tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.tenant_key_v1(p_tenant text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.tenant_key_v1(p_tenant text) TO helix_delegate;
+
+-- Name: FUNCTION tenants_with_work(p_queues text[], p_mine integer[], p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_seen bigint[], p_served text[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.tenants_with_work(p_queues text[], p_mine integer[], p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_seen bigint[], p_served text[]) FROM PUBLIC;
 
 -- Name: FUNCTION time_bucket(p_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16298,6 +16738,70 @@ GRANT SELECT ON TABLE helix.rollup TO helix_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.source TO helix_engine;
 GRANT SELECT ON TABLE helix.source TO helix_reader;
 GRANT SELECT ON TABLE helix.source TO helix_operator;
+
+-- Name: SEQUENCE tenant_turn_0; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_0 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_1; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_1 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_10; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_10 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_11; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_11 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_12; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_12 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_13; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_13 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_14; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_14 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_15; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_15 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_2; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_2 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_3; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_3 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_4; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_4 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_5; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_5 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_6; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_6 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_7; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_7 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_8; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_8 TO helix_engine;
+
+-- Name: SEQUENCE tenant_turn_9; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.tenant_turn_9 TO helix_engine;
 
 -- Name: TABLE waiter; Type: ACL; Schema: helix; Owner: helix_owner
 

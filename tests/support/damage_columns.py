@@ -28,7 +28,7 @@ UNSEEN = {
         "intake_failure.hash intake_failure.tenant intake_failure.tries intake_failure.last_at"
     ),
     "the order of waiting work is no record; every batch is still assigned once": (
-        "lane.served lane.served_at lane.idle lane.used_at work.turn work.bytes"
+        "lane.served lane.served_at lane.queues lane.idle lane.used_at work.turn work.bytes"
     ),
     "for alerts; no rule reads it, and the ledger has what it counts": (
         "metric.tenant metric.name metric.queue metric.label metric.value metric_change.tenant "

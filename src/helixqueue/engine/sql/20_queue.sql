@@ -107,6 +107,9 @@ create table helix.lane (
   -- cause only so many active lanes per queue (`lane_of`), and claims skip idle lanes.
   made_for  text not null,               -- the tenant whose submission created it
   idle      boolean not null default false,
+  -- The queues with work in it since it was idle, so that claims share out among tenants (54_tenant_share.sql).
+  -- One more than can be shared out among says that there are too many.
+  queues    integer[] not null default '{}' check (cardinality(queues) <= 33),
   used_at   timestamptz not null default clock_timestamp(),
   unique (queue, class, priority)
 );

@@ -36,36 +36,50 @@ $$;
 create function helix.lane_bound() returns integer
 language sql immutable parallel safe as $$ select 256 $$;
 
+-- Among how many tenants, and queues of a lane, claims share out.
+create function helix.share_bound() returns integer
+language sql immutable parallel safe as $$ select 32 $$;
+
+-- The queues of a lane, and one more.
+create function helix.queues_with(p_queues integer[], p_queue integer) returns integer[]
+language sql immutable parallel safe as $$
+  select case when p_queue = any (p_queues) or cardinality(p_queues) > helix.share_bound() then p_queues
+              else p_queues || p_queue end
+$$;
+
 -- The lane of a (queue, class, priority), created with its first batch. The loser of the race to
--- create it reads the winner's. A lane that was idle becomes active again.
-create function helix.lane_of(p_tenant text, p_queue text, p_class integer, p_priority smallint)
-returns integer
+-- create it reads the winner's. A lane that was idle becomes active again. With p_has_work it lists the queue.
+create function helix.lane_of(
+  p_queue helix.queue, p_class integer, p_priority smallint, p_has_work boolean default true
+) returns integer
 language plpgsql as $$
 declare
   v_lane record;
 begin
-  select l.id, l.idle or l.used_at < clock_timestamp() - interval '10 min' as rested into v_lane
+  select l.id, l.idle or l.used_at < clock_timestamp() - interval '10 min'
+               or p_has_work and helix.queues_with(l.queues, p_queue.id) <> l.queues as changes into v_lane
   from helix.lane l
-  where l.queue = p_queue and l.class = p_class and l.priority = p_priority;
-  if found and not v_lane.rested then
+  where l.queue = p_queue.name and l.class = p_class and l.priority = p_priority;
+  if found and not v_lane.changes then
     return v_lane.id;
   end if;
   if (select count(*) from helix.lane l
-      where l.queue = p_queue and not l.idle and l.made_for = p_tenant) >= helix.lane_bound()
+      where l.queue = p_queue.name and not l.idle and l.made_for = p_queue.tenant) >= helix.lane_bound()
      and (not found or exists (select from helix.lane l where l.id = v_lane.id and l.idle))
   then
     raise exception using errcode = 'program_limit_exceeded',
       message = format('queue %s of tenant %s has %s different requirements and priorities in use',
-                       p_queue, p_tenant, helix.lane_bound()),
+                       p_queue.name, p_queue.tenant, helix.lane_bound()),
       hint = 'Use fewer different requirements; those unused for an hour are forgotten.';
   end if;
   insert into helix.lane as l (queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb,
-                               labels, made_for)
-  select p_queue, c.id, p_priority, c.gpus, c.gpu_vram_gb, c.cpu_cores, c.ram_gb, c.disk_gb, c.labels,
-         p_tenant
+                               labels, made_for, queues)
+  select p_queue.name, c.id, p_priority, c.gpus, c.gpu_vram_gb, c.cpu_cores, c.ram_gb, c.disk_gb, c.labels,
+         p_queue.tenant, case when p_has_work then array[p_queue.id] else '{}' end
   from helix.requirement_class c where c.id = p_class
   on conflict (queue, class, priority) do update
     set used_at = clock_timestamp(), idle = false,
+        queues = case when p_has_work then helix.queues_with(l.queues, p_queue.id) else l.queues end,
         made_for = case when l.idle then excluded.made_for else l.made_for end
   returning l.id into v_lane;
   return v_lane.id;
@@ -110,7 +124,7 @@ begin
                    with ordinality as u (requires, place) order by u.place);
   v_pairs := array(select distinct u.class * 10 + coalesce(u.priority, 5)
                    from unnest(class, p_priority) as u (class, priority));
-  v_lanes := array(select helix.lane_of(p_queue.tenant, p_queue.name, s.pair / 10, (s.pair % 10)::smallint)
+  v_lanes := array(select helix.lane_of(p_queue, s.pair / 10, (s.pair % 10)::smallint)
                    from unnest(v_pairs) with ordinality as s (pair, place) order by s.place);
   -- A statement of its own: a lane that was just created is not visible to the statement that did it.
   v_turns := array(select helix.turn_after(l.lane, p_queue.id)
@@ -122,12 +136,20 @@ begin
 end
 $$;
 
--- Activates the lanes of batches that become claimable again: claims skip idle lanes.
+-- Activates the lanes of batches that become claimable again: claims skip idle lanes, and share out among the
+-- queues of the others.
 create function helix.activate_lanes(p_batch bigint[]) returns void
 language plpgsql as $$
+declare
+  v_pair record;
 begin
-  update helix.lane l set idle = false, used_at = clock_timestamp()
-  where l.idle and l.id = any (array(select w.lane from helix.work w where w.batch = any (p_batch)));
+  for v_pair in
+    select distinct w.lane, w.queue from helix.work w where w.batch = any (p_batch) order by w.lane, w.queue
+  loop
+    update helix.lane l
+    set idle = false, used_at = clock_timestamp(), queues = helix.queues_with(l.queues, v_pair.queue)
+    where l.id = v_pair.lane and (l.idle or helix.queues_with(l.queues, v_pair.queue) <> l.queues);
+  end loop;
 end
 $$;
 
@@ -145,7 +167,7 @@ begin
   where l.idle
     and (select true from helix.work w where w.pending and w.lane = l.id
          order by w.turn, w.batch limit 1);
-  update helix.lane l set idle = true
+  update helix.lane l set idle = true, queues = '{}'
   where l.id = any (array(
     select i.id from helix.lane i
     where not i.idle and i.used_at < v_now - interval '1 hour'
@@ -155,5 +177,29 @@ begin
     limit p_limit for update skip locked));
   get diagnostics v_count = row_count;
   return v_count;
+end
+$$;
+
+-- Lists the queues with claimable work anew: in a lane that lists too many, those that have none leave; in any lane, a
+-- queue is added whose submission was not visible when the list was made.
+create function helix.list_queues(p_limit integer) returns void
+language plpgsql as $$
+begin
+  update helix.lane l
+  set queues = case when cardinality(l.queues) > helix.share_bound() then n.queues
+                    else (l.queues || array(select u from unnest(n.queues) u where u <> all (l.queues)))
+                         [: helix.share_bound() + 1] end
+  from (select i.id, array(select q.id from helix.queue q
+                           where q.name = i.queue
+                             and (select true from helix.work w
+                                  where w.pending and w.queue = q.id and w.lane = i.id
+                                  order by w.turn, w.batch limit 1)
+                           limit helix.share_bound() + 1) as queues
+        from helix.lane i
+        where i.id = any (array(select a.id from helix.lane a where not a.idle
+                                order by a.id limit p_limit for update skip locked))) n
+  where l.id = n.id
+    and (cardinality(l.queues) > helix.share_bound() and cardinality(n.queues) <= helix.share_bound()
+         or cardinality(l.queues) <= helix.share_bound() and not l.queues @> n.queues);
 end
 $$;

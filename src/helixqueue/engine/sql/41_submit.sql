@@ -125,6 +125,7 @@ begin
   into v_queue, v_class, v_lane, v_turn, v_secret, v_inner, v_outer, v_awaited, v_words
   from helix.queue q
   join helix.lane l on l.queue = q.name and l.class = q.class and l.priority = p_priority and not l.idle
+                    and (q.id = any (l.queues) or cardinality(l.queues) > helix.share_bound())
   cross join lateral (select * from helix.secret order by id desc limit 1) s
   where q.tenant = p_tenant and q.name = p_queue and q.profile = p_profile
     and not q.closed and not q.paused;
@@ -229,7 +230,7 @@ begin
   end if;
 
   if p_requires is null and p_priority is null then
-    v_usual := helix.lane_of(p_tenant, p_queue, v_queue.class, 5::smallint);
+    v_usual := helix.lane_of(v_queue, v_queue.class, 5::smallint);
     v_after := helix.turn_after(v_usual, v_queue.id);
   else
     select l.class, l.lane, l.turn into v_class, v_lane, v_turn

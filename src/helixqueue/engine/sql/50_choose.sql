@@ -1,5 +1,5 @@
--- Which batches a worker gets: those that fit its resources, most urgent first, tenants in turn. The rows
--- are locked here and leased in 51_claim.sql. Read `choose` at the end first.
+-- Which batches a worker gets: those that fit its resources, tenants in turn (54_tenant_share.sql), most urgent first.
+-- The rows are locked here and leased in 51_claim.sql. Read `choose` at the end first.
 
 -- The free resources of a worker, read once from its JSON.
 create type helix.resources as (
@@ -224,6 +224,7 @@ create type helix.choice as (
   lane          integer[],
   turn          bigint[],
   queue         integer[],
+  hint          integer[], -- under which the next claim finds how far this one looked
   bytes         integer[], -- lengths of the payloads
   lease_seconds real[],
   stale         boolean    -- some lane's `served` is older than a second
@@ -243,12 +244,14 @@ $$;
 -- Up to p_count batches, locked: most urgent first, an even share of each lane, no more than fit into the
 -- free resources. What is not plain leaves the claim order here.
 create function helix.choose(
-  p_worker text, p_queues text[], p_mine integer[], p_free helix.resources, p_count integer,
-  p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]
+  p_worker text, p_queues text[], p_mine integer[], p_is_shared boolean, p_free helix.resources,
+  p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]
 ) returns helix.choice
 language plpgsql as $$
 declare
-  v_choice    helix.choice := ('{}', '{}', '{}', '{}', '{}', '{}', '{}', false);
+  v_choice    helix.choice := ('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', false);
+  v_is_shared boolean := p_is_shared;  -- share out among tenants; then among lanes, of which one may be left
+  v_served    text[] := '{}';    -- tenants that gave all they have, or all that others have not locked
   v_free      helix.resources := p_free;
   v_lanes     record;            -- the lanes of a pass, in parallel arrays
   v_each      integer;           -- an even share of them
@@ -261,42 +264,52 @@ declare
   v_wanted    integer := p_count;
 begin
   while v_wanted > 0 loop
-    -- One pass: the lanes of the most urgent priority that has anything.
-    select array_agg(f.id) as id, array_agg(f.turn) as turn,
-           array_agg(f.batch) as batch, count(*)::integer as n, min(f.found)::integer as found,
-           bool_or(f.served_at < clock_timestamp() - interval '1 s') as stale,
-           sum(f.gpus) as gpus, sum(f.cpu_cores) as cpu_cores, sum(f.ram_gb) as ram_gb,
-           sum(f.disk_gb) as disk_gb
-    into v_lanes
-    from (select l.*, min(l.priority) over () as most_urgent, count(*) over () as found
-          from helix.lanes_for(p_queues, p_mine, v_free, v_empty, p_hint_lane, p_hint_turn,
-                               p_hint_batch, v_seen, least(v_wanted, 64)) l) f
-    where f.priority = f.most_urgent;
-    exit when v_lanes.n = 0;
-    v_choice.stale := v_choice.stale or v_lanes.stale;
-    v_each := ceil(v_wanted::real / v_lanes.n);
-    if v_each * v_lanes.gpus <= v_free.gpus and v_each * v_lanes.cpu_cores <= v_free.cpu_cores
-       and v_each * v_lanes.ram_gb <= v_free.ram_gb and v_each * v_lanes.disk_gb <= v_free.disk_gb
-    then
-      v_share := array_fill(v_each, array[v_lanes.n]);
+    if v_is_shared then
+      select * into v_got
+      from helix.pick_shares(p_queues, p_mine, v_free, v_wanted, p_hint_lane, p_hint_turn, p_hint_batch,
+                             v_seen, v_served);
+      v_served := v_served || v_got.served;
+      v_choice.stale := v_choice.stale or coalesce(v_got.stale, false);
+      v_is_shared := v_got.served is not null;
+      continue when v_got.batch is null;
     else
-      v_share := helix.share_out(v_lanes.id, v_each, v_free);
-    end if;
+      -- One pass: the lanes of the most urgent priority that has anything.
+      select array_agg(f.id) as id, array_agg(f.turn) as turn,
+             array_agg(f.batch) as batch, count(*)::integer as n, min(f.found)::integer as found,
+             bool_or(f.served_at < clock_timestamp() - interval '1 s') as stale,
+             sum(f.gpus) as gpus, sum(f.cpu_cores) as cpu_cores, sum(f.ram_gb) as ram_gb,
+             sum(f.disk_gb) as disk_gb
+      into v_lanes
+      from (select l.*, min(l.priority) over () as most_urgent, count(*) over () as found
+            from helix.lanes_for(p_queues, p_mine, v_free, v_empty, p_hint_lane, p_hint_turn,
+                                 p_hint_batch, v_seen, least(v_wanted, 64)) l) f
+      where f.priority = f.most_urgent;
+      exit when v_lanes.n = 0;
+      v_choice.stale := v_choice.stale or v_lanes.stale;
+      v_each := ceil(v_wanted::real / v_lanes.n);
+      if v_each * v_lanes.gpus <= v_free.gpus and v_each * v_lanes.cpu_cores <= v_free.cpu_cores
+         and v_each * v_lanes.ram_gb <= v_free.ram_gb and v_each * v_lanes.disk_gb <= v_free.disk_gb
+      then
+        v_share := array_fill(v_each, array[v_lanes.n]);
+      else
+        v_share := helix.share_out(v_lanes.id, v_each, v_free);
+      end if;
 
-    select array_agg(c.batch) as batch, array_agg(c.tuple) as tuple, array_agg(c.lane) as lane,
-           array_agg(c.turn) as turn, array_agg(c.queue) as queue, array_agg(c.bytes) as bytes,
-           array_agg(c.lease_seconds) as lease_seconds,
-           array_agg(c.batch) filter (where c.plain) as plain,
-           array_agg(c.batch) filter (where not c.plain) as odd
-    into v_got
-    from helix.pick(v_lanes.id, v_share, v_lanes.turn, v_lanes.batch, p_mine, v_seen) c;
-    if v_got.batch is null then
-      v_empty := v_empty || v_lanes.id;
-      continue;
-    end if;
-    if cardinality(v_got.batch) < v_wanted then
-      v_empty := v_empty || array(select u.lane from unnest(v_lanes.id, v_share) as u (lane, share)
-                                  where u.share > cardinality(array_positions(v_got.lane, u.lane)));
+      select array_agg(c.batch) as batch, array_agg(c.tuple) as tuple, array_agg(c.lane) as lane,
+             array_agg(c.turn) as turn, array_agg(c.queue) as queue, array_agg(c.lane) as hint,
+             array_agg(c.bytes) as bytes, array_agg(c.lease_seconds) as lease_seconds,
+             array_agg(c.batch) filter (where c.plain) as plain,
+             array_agg(c.batch) filter (where not c.plain) as odd
+      into v_got
+      from helix.pick(v_lanes.id, v_share, v_lanes.turn, v_lanes.batch, p_mine, v_seen) c;
+      if v_got.batch is null then
+        v_empty := v_empty || v_lanes.id;
+        continue;
+      end if;
+      if cardinality(v_got.batch) < v_wanted then
+        v_empty := v_empty || array(select u.lane from unnest(v_lanes.id, v_share) as u (lane, share)
+                                    where u.share > cardinality(array_positions(v_got.lane, u.lane)));
+      end if;
     end if;
     v_seen := v_seen || v_got.batch;
     if v_got.odd is not null then
@@ -306,12 +319,12 @@ begin
       exit when v_fruitless = 10;
       -- What moved uses none of the worker's resources.
       select array_agg(g.batch) as batch, array_agg(g.tuple) as tuple, array_agg(g.lane) as lane,
-             array_agg(g.turn) as turn, array_agg(g.queue) as queue, array_agg(g.bytes) as bytes,
-             array_agg(g.lease_seconds) as lease_seconds
+             array_agg(g.turn) as turn, array_agg(g.queue) as queue, array_agg(g.hint) as hint,
+             array_agg(g.bytes) as bytes, array_agg(g.lease_seconds) as lease_seconds
       into v_got
-      from unnest(v_got.batch, v_got.tuple, v_got.lane, v_got.turn, v_got.queue, v_got.bytes,
-                  v_got.lease_seconds)
-        as g (batch, tuple, lane, turn, queue, bytes, lease_seconds)
+      from unnest(v_got.batch, v_got.tuple, v_got.lane, v_got.turn, v_got.queue, v_got.hint,
+                  v_got.bytes, v_got.lease_seconds)
+        as g (batch, tuple, lane, turn, queue, hint, bytes, lease_seconds)
       where g.batch = any (v_kept);
       continue when v_got.batch is null;
     end if;
@@ -321,11 +334,14 @@ begin
     v_choice.lane := v_choice.lane || v_got.lane[1 : v_wanted];
     v_choice.turn := v_choice.turn || v_got.turn[1 : v_wanted];
     v_choice.queue := v_choice.queue || v_got.queue[1 : v_wanted];
+    v_choice.hint := v_choice.hint || v_got.hint[1 : v_wanted];
     v_choice.bytes := v_choice.bytes || v_got.bytes[1 : v_wanted];
     v_choice.lease_seconds := v_choice.lease_seconds || v_got.lease_seconds[1 : v_wanted];
     -- Where these were all the lanes there are, and they gave all they have, a second look finds
     -- nothing: the usual case of a worker that waits and is woken.
-    exit when v_lanes.found = v_lanes.n and v_lanes.n < least(v_wanted, 64) and v_empty @> v_lanes.id;
+    if not v_is_shared then
+      exit when v_lanes.found = v_lanes.n and v_lanes.n < least(v_wanted, 64) and v_empty @> v_lanes.id;
+    end if;
     v_wanted := p_count - cardinality(v_choice.batch);
     if v_wanted > 0 then
       select v_free.gpus - sum(l.gpus), v_free.gpu_vram_gb, v_free.cpu_cores - sum(l.cpu_cores),

@@ -27,7 +27,7 @@ $$;
 --             for each settlement
 --   state, epoch, nonce, number   of the leases
 --   queues    {"id": [tenant, name, lease seconds, deadline in microseconds since 1970]}
---   hints     [lane, turn, batch] up to which this call looked, for the next claim
+--   hints     [lane or member of it, turn, batch] up to which this call looked, for the next claim
 --   more      there are further batches, but one answer does not carry them
 create function helix.claim_header(
   p_settled helix.answer[], p_state helix.state, p_epoch integer, p_nonce bigint, p_number bigint,
@@ -81,6 +81,7 @@ declare
   v_free    helix.resources := helix.resources_of(p_free);
   v_count   integer := least(p_count, 1000);
   v_settled helix.answer[];
+  v_is_shared boolean;     -- among tenants
   v_one     helix.chosen;
   v_leased  helix.lease[];
   v_choice  helix.choice;
@@ -109,7 +110,8 @@ begin
   end if;
   perform helix.run_claim_duties(p_worker);
 
-  if v_count = 1 and (v_mine is null or cardinality(v_mine) = 1) then
+  v_is_shared := cardinality(v_mine) is distinct from 1 and helix.is_shared(p_queues, v_mine);
+  if v_count = 1 and not v_is_shared and (v_mine is null or cardinality(v_mine) = 1) then
     v_one := helix.choose_one(p_queues, v_mine[1], v_free, p_hint_lane, p_hint_turn, p_hint_batch);
     if v_one.plain then
       v_leased := helix.lease_one(v_one, p_worker, p_request, p_start, v_seconds, v_epoch, v_settled);
@@ -128,7 +130,7 @@ begin
     end if;
   end if;
   if v_choice.batch is null then
-    v_choice := helix.choose(p_worker, p_queues, v_mine, v_free, v_count,
+    v_choice := helix.choose(p_worker, p_queues, v_mine, v_is_shared, v_free, v_count,
                              p_hint_lane, p_hint_turn, p_hint_batch);
   end if;
 
@@ -172,7 +174,7 @@ begin
      where q.id in (select unnest(v_choice.queue[: v_prefix]))),
     (select string_agg(format('[%s,%s,%s]', h.lane, h.turn, h.batch), ',')
      from (select distinct on (u.lane) u.lane, u.turn, u.batch
-           from unnest(v_choice.lane[: v_prefix], v_choice.turn[: v_prefix], v_choice.batch[: v_prefix])
+           from unnest(v_choice.hint[: v_prefix], v_choice.turn[: v_prefix], v_choice.batch[: v_prefix])
              as u (lane, turn, batch)
            order by u.lane, u.turn desc, u.batch desc) h),
     v_prefix < v_chosen);

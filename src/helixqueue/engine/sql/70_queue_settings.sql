@@ -93,7 +93,7 @@ begin
            || jsonb_strip_nulls(jsonb_build_object('reason', p_reason))
           )::text);
   -- Submitters that race on a brand-new lane would wait for each other; make the usual one now.
-  perform helix.lane_of(p_tenant, p_queue, v_queue.class, 5::smallint);
+  perform helix.lane_of(v_queue, v_queue.class, 5::smallint, false);
   return v_queue;
 end
 $$;

@@ -273,6 +273,7 @@ begin
                  where o.at < clock_timestamp() - interval '1 day' and o.due is null
                  limit p_limit for update skip locked);
   get diagnostics v_gone = row_count;
+  perform helix.list_queues(p_limit);
   return greatest(v_gone, helix.delete_old_logins(p_limit), helix.delete_old_workers(p_limit),
                   helix.idle_lanes(p_limit), helix.delete_old_intakes(p_limit));
 end

@@ -1,0 +1,136 @@
+"""Tenants on shared workers: none gets more by using many lanes or urgent priorities."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+
+import pytest
+
+from helixqueue.records.submission import SubmissionRow
+from tests.support.lab import Lab
+
+pytestmark = pytest.mark.module_database
+
+EVERYTHING = {"gpus": 4, "disk_gb": 1e9}
+_names = itertools.count(1)
+
+
+@pytest.fixture
+def lab(database):
+    with Lab(database) as lab:
+        yield lab
+
+
+@pytest.fixture
+def sessions(database, lab):
+    """Four workers on connections of their own, of the same queue."""
+    labs = [Lab(database, worker=f"w{n}", q=lab.q) for n in range(4)]
+    yield labs
+    for other in labs:
+        other.__exit__(None, None, None)
+
+
+def submit(lab, tenant, count, *, lanes=1, priorities=(5,), requires=None):
+    """Work of one tenant, spread over lanes and priorities."""
+    lab.queue(tenant=tenant)
+    rows = [
+        SubmissionRow(
+            f"s{next(_names)}", "{}", priority=priorities[n % len(priorities)],
+            requires=json.dumps(requires or {"disk_gb": n % lanes}),
+        )
+        for n in range(count)
+    ]  # fmt: skip
+    lab.submit_rows(*rows, tenant=tenant)
+
+
+def claimed(workers, size, total):
+    """The tenants of so many batches, in the order in which the workers took them."""
+    order = []
+    for worker in itertools.cycle(workers):
+        if len(order) >= total:
+            return order
+        result = worker.claim_result(size, free=EVERYTHING)
+        assert len(result.leases) == size
+        order += [lease.tenant for lease in result.leases]
+    raise AssertionError("cycle does not end")
+
+
+def least_share(order, tenants):
+    """The smallest part of its fair share that a tenant got of any 100 batches in a row."""
+    windows = (Counter(order[n : n + 100]) for n in range(len(order) - 99))
+    return min(min(window[name] for name in tenants) for window in windows) * len(tenants) / 100
+
+
+GREEDY = {
+    "100 lanes": {"lanes": 100},
+    "urgent priority": {"priorities": (0,)},
+    "all priorities": {"priorities": tuple(range(10))},
+    "100 lanes of all priorities": {"lanes": 100, "priorities": tuple(range(10))},
+}
+
+
+@pytest.mark.parametrize("size", [1, 10, 100])
+@pytest.mark.parametrize("greedy", GREEDY)
+def test_tenant_with_many_lanes_or_urgent_work_starves_no_other(lab, greedy, size):
+    submit(lab, "greedy", 300, **GREEDY[greedy])
+    submit(lab, "modest", 300)
+    assert least_share(claimed([lab], size, 300), ("greedy", "modest")) >= 0.8
+
+
+@pytest.mark.parametrize("size", [1, 10, 100])
+def test_twenty_tenants_get_their_share_from_workers_in_turn(lab, sessions, size):
+    tenants = [f"t{n:02}" for n in range(20)]
+    shapes = itertools.cycle([{}, {"priorities": (0, 5)}, {"lanes": 7}, {"priorities": (9,)}])
+    for name, shape in zip(tenants, shapes, strict=False):
+        submit(lab, name, 40, **shape)
+    workers = [lab] if size == 100 else sessions
+    assert least_share(claimed(workers, size, 500), tenants) >= 0.8
+
+
+@pytest.mark.parametrize("number", [3, 7, 13, 19])
+def test_shares_hold_for_numbers_of_tenants_that_divide_no_claim(lab, number):
+    tenants = [f"n{n:02}" for n in range(number)]
+    for n, name in enumerate(tenants):
+        submit(lab, name, 400 // number + 10, priorities=(n % 10,))
+    assert least_share(claimed([lab], 10, 400), tenants) >= 0.8
+
+
+def test_tenant_that_arrives_late_gets_its_share_and_no_more(lab):
+    submit(lab, "early", 700)
+    claimed([lab], 100, 300)
+    submit(lab, "late", 300)
+    assert least_share(claimed([lab], 10, 200), ("early", "late")) >= 0.8
+
+
+def test_priority_orders_the_work_of_a_tenant(lab):
+    submit(lab, "first", 60, priorities=(9, 5, 0))
+    submit(lab, "second", 60, priorities=(3,))
+    leases = [lease for _ in range(4) for lease in lab.claim(30)]
+    priorities = {row[0]: row[1] for row in lab.rows("select b.id, b.priority from helix.batch b")}
+    mine = [priorities[lease.batch] for lease in leases if lease.tenant == "first"]
+    assert mine == sorted(mine)
+
+
+def test_scarce_devices_are_shared_by_a_worker_that_asks_for_more_than_it_has(lab):
+    """It can hold four at a time, whatever it asks for."""
+    for name in ("one", "two", "three"):
+        submit(lab, name, 40, requires={"gpus": 1})
+    order = [lease.tenant for _ in range(25) for lease in lab.claim(20, free=EVERYTHING)]
+    assert len(order) == 100
+    assert least_share(order, ("one", "two", "three")) >= 0.8
+
+
+def test_batch_of_a_queue_that_its_lane_does_not_list_is_claimed(lab, database):
+    """The list only makes shares: nothing is stuck for want of an entry."""
+    submit(lab, "listed", 3)
+    submit(lab, "listed2", 3)
+    submit(lab, "missing", 3)
+    with lab.superuser.transaction():
+        lab.superuser.execute("alter table helix.lane disable trigger all")
+        lab.superuser.execute(
+            "update helix.lane set queues = queues[1:2] where queue = %s", (lab.q,)
+        )
+        lab.superuser.execute("alter table helix.lane enable trigger all")
+    assert Counter(lease.tenant for lease in lab.claim(9))["missing"] == 3
