@@ -6116,7 +6116,7 @@ ALTER FUNCTION helix.read_batch_v1(p_ids uuid[], p_keys bytea[], p_payload boole
 
 -- Name: read_batches_v1(text, text, text, text, text, text, text[], bigint, timestamp with time zone, timestamp with time zone, timestamp with time zone, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_batches_v1(p_scan text, p_tenant text DEFAULT NULL::text, p_queue text DEFAULT NULL::text, p_state text DEFAULT NULL::text, p_worker text DEFAULT NULL::text, p_failure text DEFAULT NULL::text, p_identity text[] DEFAULT NULL::text[], p_run bigint DEFAULT NULL::bigint, p_since timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, p_until timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_at timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_id bigint DEFAULT '9223372036854775807'::bigint, p_look integer DEFAULT 1000, p_limit integer DEFAULT 50) RETURNS TABLE(edge_at timestamp with time zone, edge_id bigint, at timestamp with time zone, id bigint, key bytea, tenant text, queue text, identity text, raw text, revision text, state text, attempt smallint, priority smallint, created_at timestamp with time zone, worker text, deadline timestamp with time zone, cause text, due timestamp with time zone, finished_at timestamp with time zone, finished_by text, failure text, detail text, last_worker text)
+CREATE FUNCTION helix.read_batches_v1(p_scan text, p_tenant text DEFAULT NULL::text, p_queue text DEFAULT NULL::text, p_state text DEFAULT NULL::text, p_worker text DEFAULT NULL::text, p_failure text DEFAULT NULL::text, p_identity text[] DEFAULT NULL::text[], p_run bigint DEFAULT NULL::bigint, p_since timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, p_until timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_at timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_id bigint DEFAULT '9223372036854775807'::bigint, p_look integer DEFAULT 1000, p_limit integer DEFAULT 50) RETURNS TABLE(edge_at timestamp with time zone, edge_id bigint, at timestamp with time zone, id bigint, key bytea, tenant text, queue text, identity text, raw text, revision text, state text, attempt smallint, priority smallint, created_at timestamp with time zone, worker text, deadline timestamp with time zone, cause text, due timestamp with time zone, finished_at timestamp with time zone, finished_by text, failure text, detail text, last_worker text, refused boolean)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -6162,7 +6162,8 @@ begin
   return query
     select p.edge_at, p.edge_id, p.at, p.id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision,
            v.state, v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause, v.due,
-           v.finished_at, v.finished_by, v.failure, v.detail, c.actor
+           v.finished_at, v.finished_by, v.failure, v.detail, c.actor,
+           exists (select from helix.refusal r where r.batch = p.id)
     from unnest(v_page) as p
     left join lateral (select * from helix.overview v where v.id = p.id limit 1) v on true
     left join lateral (
@@ -7906,6 +7907,21 @@ $$;
 
 ALTER FUNCTION helix.read_finished_by(p_tenant text, p_queue text, p_ending smallint, p_worker text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
 
+-- Name: read_fits(jsonb, jsonb); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_fits(p_free jsonb, p_requires jsonb) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select coalesce(bool_and(
+           case when r.key = 'labels' then r.value <@ coalesce(p_free -> 'labels', '{}')
+                else (r.value #>> '{}')::numeric
+                     <= case when jsonb_typeof(p_free -> r.key) = 'number' then (p_free ->> r.key)::numeric else 0 end
+           end), true)
+  from jsonb_each(coalesce(p_requires, '{}')) r
+$$;
+
+ALTER FUNCTION helix.read_fits(p_free jsonb, p_requires jsonb) OWNER TO helix_reader;
+
 -- Name: read_identities_v1(text, text, timestamp with time zone, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_identities_v1(p_tenant text, p_queue text, p_after_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, p_after_id bigint DEFAULT 0, p_limit integer DEFAULT 1000) RETURNS TABLE(created_at timestamp with time zone, id bigint, key bytea, identity text, raw text)
@@ -8506,9 +8522,9 @@ begin
             where u.tenant = p_tenant and u.queue = '' and u.seconds = 3600 and u.at >= v_today),
            (select count(*) from helix.queue q where q.tenant = p_tenant),
            (select json_build_array(count(*) filter (where w.last_seen > v_now - interval '60 s'), count(*),
-                                    sum((w.free ->> 'slots')::numeric) filter (
+                                    sum((w.free -> 'health' ->> 'slots')::numeric) filter (
                                       where w.last_seen > v_now - interval '60 s'
-                                        and jsonb_typeof(w.free -> 'slots') = 'number'))
+                                        and jsonb_typeof(w.free -> 'health' -> 'slots') = 'number'))
             from (select w.last_seen, w.free from helix.worker w
                   where w.role = session_user
                     and (not v_named or w.name >= p_tenant || '/' collate "C" and w.name < p_tenant || '0' collate "C")
@@ -8589,6 +8605,43 @@ end
 $$;
 
 ALTER FUNCTION helix.read_pending(p_tenant text, p_queue text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
+
+-- Name: read_proof_v1(uuid, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_proof_v1(p_id uuid, p_limit integer DEFAULT 200) RETURNS TABLE(version integer, hash bytea, sound boolean)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    with step as materialized (
+      select h.version, h.entry, h.part
+      from helix.history_of(array(select l.batch from helix.locate(array[p_id]) l)) h
+      order by h.version desc limit least(p_limit, 1000)
+    ),
+    checked as materialized (
+      select e.id, e.part, e.hash,
+             e.hash is not distinct from helix.entry_hash(
+               (select array_agg(p.hash order by p.id, p.part) from helix.entry p
+                where p.id = any (array(select distinct b from unnest(e.before) b))),
+               e.id, e.part, e.at, e.xid, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
+               e.batch, e.queue, e.version, e.attempt, e.before, e.content) as sound
+      from (select distinct s.entry, s.part from step s) s
+      cross join lateral (select * from helix.entry e where e.id = s.entry and e.part = s.part limit 1) e
+    )
+    select s.version, c.hash, c.sound
+    from step s join checked c on c.id = s.entry and c.part = s.part
+    order by s.version;
+end
+$$;
+
+ALTER FUNCTION helix.read_proof_v1(p_id uuid, p_limit integer) OWNER TO helix_reader;
 
 -- Name: read_queue_ids(text, text); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -8982,6 +9035,63 @@ end
 $$;
 
 ALTER FUNCTION helix.read_tokens_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_after_generation integer, p_limit integer) OWNER TO helix_reader;
+
+-- Name: read_waiting_v1(text, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer DEFAULT 50) RETURNS TABLE(public_id uuid, identity text, since timestamp with time zone, attempt smallint, cause text, due timestamp with time zone, requires jsonb, detail text, alive bigint, fitting bigint)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_limit integer := least(p_limit, 500);
+  v_sees  boolean := helix.sees_payloads();
+  v_start text := case when exists (select from helix.role_tenant b where b.role = session_user and b.by_setting)
+                       then p_tenant || '/' else '' end;
+begin
+  return query
+    with alive as materialized (
+      select w.free from helix.worker w
+      where w.role = session_user and w.name >= v_start collate "C" and w.name < v_start || chr(1114111) collate "C"
+        and w.last_seen > v_now - interval '60 s'
+        -- A worker that reports its queues counts for those.
+        and coalesce(w.free -> 'health' -> 'queues' ? p_queue, true)
+      limit 1000
+    ),
+    queue as (select q.id from helix.queue q where q.tenant = p_tenant and q.name = p_queue),
+    page as materialized (
+      select w.batch, w.changed_at, w.attempt, w.cause, w.due, w.version
+      from queue q
+      cross join lateral (
+        (select w.batch, w.changed_at, w.attempt, w.cause, w.due, w.version
+         from helix.work w where w.pending and w.queue = q.id
+         order by w.queue, w.lane, w.turn, w.batch limit v_limit)
+        union all
+        (select w.batch, w.changed_at, w.attempt, w.cause, w.due, w.version
+         from helix.work w where w.cause is not null and w.queue = q.id
+         order by w.queue, w.cause, w.batch limit v_limit)) w
+      order by w.changed_at, w.batch limit v_limit
+    ),
+    required as (
+      select p.*, b.key, b.identity, helix.requires_of(b.class) as requires
+      from page p cross join lateral (select * from helix.batch b where b.id = p.batch limit 1) b
+    )
+    select helix.public_id(r.key), r.identity::text, r.changed_at, r.attempt, r.cause::text, r.due, r.requires,
+           case when v_sees then (select t.detail::text from helix.result t
+                                  where t.batch = r.batch and t.version = r.version) end,
+           (select count(*) from alive), (select count(*) from alive a where helix.read_fits(a.free, r.requires))
+    from required r order by r.changed_at, r.batch;
+end
+$$;
+
+ALTER FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer) OWNER TO helix_reader;
 
 -- Name: read_workers_v1(name, text, timestamp with time zone, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -15754,6 +15864,10 @@ REVOKE ALL ON FUNCTION helix.read_finished(p_tenant text, p_queue text, p_ending
 
 REVOKE ALL ON FUNCTION helix.read_finished_by(p_tenant text, p_queue text, p_ending smallint, p_worker text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
 
+-- Name: FUNCTION read_fits(p_free jsonb, p_requires jsonb); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_fits(p_free jsonb, p_requires jsonb) FROM PUBLIC;
+
 -- Name: FUNCTION read_identities_v1(p_tenant text, p_queue text, p_after_at timestamp with time zone, p_after_id bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_identities_v1(p_tenant text, p_queue text, p_after_at timestamp with time zone, p_after_id bigint, p_limit integer) FROM PUBLIC;
@@ -15864,6 +15978,12 @@ GRANT ALL ON FUNCTION helix.read_overview_v1(p_tenant text, p_limit integer) TO 
 
 REVOKE ALL ON FUNCTION helix.read_pending(p_tenant text, p_queue text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
 
+-- Name: FUNCTION read_proof_v1(p_id uuid, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_proof_v1(p_id uuid, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_proof_v1(p_id uuid, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_proof_v1(p_id uuid, p_limit integer) TO helix_read;
+
 -- Name: FUNCTION read_queue_ids(p_tenant text, p_queue text); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_queue_ids(p_tenant text, p_queue text) FROM PUBLIC;
@@ -15942,6 +16062,12 @@ GRANT ALL ON FUNCTION helix.read_tenants_v1() TO helix_admin;
 REVOKE ALL ON FUNCTION helix.read_tokens_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_after_generation integer, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_tokens_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_after_generation integer, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_tokens_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_after_generation integer, p_limit integer) TO helix_admin;
+
+-- Name: FUNCTION read_waiting_v1(p_tenant text, p_queue text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_workers_v1(p_after_role name, p_after_name text, p_since timestamp with time zone, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 

@@ -164,6 +164,7 @@ CASES = {
     "read_fence_counts_v1": ["helix.read_fence_counts_v1()"],
     "read_refused_v1": ["helix.read_refused_v1('b', %(queue)s)"],
     "read_overview_v1": ["helix.read_overview_v1('b')"],
+    "read_waiting_v1": ["helix.read_waiting_v1('b', %(queue)s)"],
     "read_refusals_v1": ["helix.read_refusals_v1('b', null)"],
     "read_activity_v1": ["helix.read_activity_v1('b')"],
     "read_search_v1": [
@@ -189,6 +190,7 @@ WORDLESS = {
     "read_fence_holder_v1",
     "read_fence_lag_v1",
     "read_letter_counts_v1",
+    "read_proof_v1",
     "read_rollup_v1",
     "read_tenants_v1",
     "tenant_key_v1",

@@ -53,6 +53,8 @@ TABLE = {
     "list_refusals": Case("read", 200),
     "list_activity": Case("read", 200),
     "search": Case("read", 200),
+    "list_waiting": Case("read", 200),
+    "prove_batch": Case("read", 200),
     "list_queues": Case("read", 200),
     "show_queue": Case("read", 200),
     "show_settings": Case("any", 403),
@@ -122,6 +124,11 @@ def subject(site, database, lab, request):
         body = {"ledger": lab.q, "after": event.after, "to": event.position}
     if operation is overview.search:
         query = {"text": "S-1"}
+    if operation in {overview.list_waiting, overview.prove_batch}:
+        lab.queue(max_attempts=2, backoff_seconds=0)
+        [row] = lab.submit("waits")
+        names["batch_id"] = row.receipt.batch_id
+        lab.fail(*lab.claim(1), detail="out of memory")
     if operation is overview.list_activity:
         lab.queue()
     body = {member: body[member] for member in body if member in operation.parameters}
@@ -204,7 +211,11 @@ def test_answer_with_payload_fields_declares_its_redaction(name):
 def test_token_without_payloads_sees_no_payload_field(site, subject, name):
     operation = OPERATIONS[name]
     query = {"raw": "true", "queue": subject.names["queue"]} | subject.query
-    query = {key: value for key, value in query.items() if key in operation.parameters}
+    query = {
+        key: value
+        for key, value in query.items()
+        if key in operation.parameters and not operation.parameters[key].in_path
+    }
 
     def answer(*scopes, **changed):
         body = TABLE[name].body and TABLE[name].body | subject.body | changed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from datetime import UTC, datetime
 
 from tests.support.duties import run_duty
 from tests.support.lab import wait_until
@@ -157,3 +158,65 @@ def test_token_of_another_tenant_sees_nothing(site, lab):
         assert (series["total"]["submitted"], series["points"][-1]["pending"]) == (0, None)
         assert other.get("/v1/refusals").json()["rows"] == []
         assert other.get("/v1/overview").json()["queues"] == []
+
+
+def test_proof_of_a_batch_has_the_hash_of_each_step(http, lab, database):
+    batch_id = lose_and_complete(lab)
+    proof = http.get(f"/v1/batches/{batch_id}/proof").json()
+    events = http.get(f"/v1/batches/{batch_id}").json()["events"]
+    assert [entry["version"] for entry in proof["entries"]] == [row["version"] for row in events]
+    assert proof["sound"] is True
+    stored = {row[0].hex() for row in database.rows("select hash from helix.entry")}
+    assert {entry["hash"] for entry in proof["entries"]} <= stored
+    unknown = http.get("/v1/batches/00000000-0000-8000-8000-000000000000/proof").json()
+    assert unknown == {"entries": [], "sound": False}
+
+
+def test_proof_shows_an_entry_that_was_edited(http, lab):
+    batch_id = lose_and_complete(lab)
+    with lab.superuser.transaction():
+        lab.superuser.execute("alter table helix.entry disable trigger a_guard")
+        lab.superuser.execute(
+            "update helix.entry e set actor = 'forged' from helix.work w "
+            "where w.entry = e.id and w.batch = %s",
+            [lab.batch_number(batch_id)],
+        )
+        lab.superuser.execute("alter table helix.entry enable always trigger a_guard")
+    proof = http.get(f"/v1/batches/{batch_id}/proof").json()
+    assert proof["sound"] is False
+    first, *_, last = proof["entries"]
+    assert (first["sound"], last["sound"]) == (True, False)
+
+
+def test_list_marks_batches_with_a_late_write(http, lab):
+    lose_and_complete(lab)
+    lab.submit("S-2")
+    rows = http.get("/v1/batches", params={"queue": lab.q}).json()["batches"]
+    assert {row["identity"]: row["refused"] for row in rows} == {"S-1": True, "S-2": False}
+
+
+def why(http, lab):
+    rows = http.get(f"/v1/queues/{lab.q}/waiting").json()["rows"]
+    return {row["identity"]: row["why"] for row in rows}
+
+
+def say_hello(http, worker, queues, **free):
+    body = {"worker": worker, "free": free, "health": {"slots": 1, "queues": queues}}
+    assert http.post("/v1/work/hello", json=body).status_code == 204
+
+
+def test_waiting_batch_says_why_no_worker_has_it(http, lab):
+    lab.submit("plain")
+    lab.submit("large", requires='{"gpus": 1, "labels": {"kind": "a100"}}')
+    lab.submit("later", run_at=datetime(2999, 1, 1, tzinfo=UTC))
+    say_hello(http, f"idle-{lab.q}", ["elsewhere"], gpus=8)
+    assert why(http, lab)["plain"] == "no worker reported in the last minute"
+    assert why(http, lab)["later"] == "not before 2999-01-01T00:00:00Z"
+    say_hello(http, f"cpu-{lab.q}", [lab.q], cpu_cores=8)
+    assert why(http, lab)["plain"] == "waits for its turn"
+    assert why(http, lab)["large"] == "no worker fits: needs gpus 1, labels kind=a100"
+    say_hello(http, f"gpu-{lab.q}", [lab.q], gpus=2, labels={"kind": "a100"})
+    assert why(http, lab)["large"] == "waits for its turn"
+    http.post(f"/v1/queues/{lab.q}/pause", json={"reason": "flow cell exchange"})
+    assert wait_until(lambda: why(http, lab)["plain"] != "waits for its turn") is True
+    assert http.get("/v1/queues/nobody/waiting").status_code == 404

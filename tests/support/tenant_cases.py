@@ -221,6 +221,8 @@ READS = {
         for queue in ("", "shared")
     ],
     "read_refusals_v1": lambda _: [{"tenant": "b", "queue": None}],
+    "read_waiting_v1": lambda _: [{"tenant": "b", "queue": "shared"}],
+    "read_proof_v1": lambda loot: [{"id": item} for item in loot.ids],
     "read_activity_v1": lambda _: [{"tenant": "b"}],
     "read_search_v1": lambda _: [
         {

@@ -21,10 +21,12 @@ from helixqueue.records.overview import (
 )
 from helixqueue.records.page import Page
 from helixqueue.records.series import Period, RollupRow, TimeSeries, figures_of, points_of
+from helixqueue.records.waiting import BatchProof, EntryProof, WaitingBatch, why_waiting
 from helixqueue.states import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from uuid import UUID
 
 _SQL = sql_texts("helixqueue.engine", "overview.sql")
 # Length of a step and number of steps, and the length of the rows that are read.
@@ -193,6 +195,36 @@ def matches(*, tenant: str, text: str, limit: int = 10) -> Call[list[Match]]:
         ]
 
     return Call(_SQL["search"], args, read)
+
+
+def batch_proof(batch_id: UUID) -> Call[BatchProof]:
+    """Read and verify the ledger entries of a batch's newest steps."""
+
+    def read(rows: list[Row]) -> BatchProof:
+        entries = tuple(EntryProof(version, digest.hex(), sound) for version, digest, sound in rows)
+        return BatchProof(entries, bool(entries) and all(entry.sound for entry in entries))
+
+    return Call(_SQL["proof"], {"id": batch_id}, read)
+
+
+def waiting(*, tenant: str, queue: str, limit: int = 50) -> Call[list[WaitingBatch]]:
+    """Read the batches of a queue that wait longest, and why."""
+    demand_page(limit)
+
+    def read(rows: list[Row]) -> list[WaitingBatch]:
+        return [_read_waiting(row) for row in rows]
+
+    return Call(_SQL["waiting"], {"tenant": tenant, "queue": queue, "limit": limit}, read)
+
+
+def _read_waiting(row: Row) -> WaitingBatch:
+    batch_id, identity, since, attempt, cause, due, text, alive, fitting, detail = row
+    requires = None if text is None else json.loads(text)
+    why = why_waiting(cause=cause, due=due, requires=requires, alive=alive, fitting=fitting)
+    parts = identity_parts(identity)
+    return WaitingBatch(
+        batch_id, parts, since, attempt, why, requires, alive, fitting, detail
+    )  # fmt: skip
 
 
 def _after(after: str | None, numbers: int) -> tuple[Any, ...]:

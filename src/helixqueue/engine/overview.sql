@@ -32,3 +32,12 @@ from helix.read_activity_v1(%(tenant)s::text, %(at)s::timestamptz, %(id)s::bigin
 select s.kind, s.name, s.id, s.queue, s.state
 from helix.read_search_v1(%(tenant)s::text, %(text)s::text, %(from)s::bytea, %(to)s::bytea, %(letter)s::bigint,
                           %(limit)s::int) s;
+
+-- name: proof
+-- The ledger entries of a batch; no row: unknown.
+select p.version, p.hash, p.sound from helix.read_proof_v1(%(id)s::uuid) p;
+
+-- name: waiting
+-- The batches of a queue that wait longest.
+select w.public_id, w.identity, w.since, w.attempt, w.cause, w.due, w.requires::text, w.alive, w.fitting, w.detail
+from helix.read_waiting_v1(%(tenant)s::text, %(queue)s::text, %(limit)s::int) w;

@@ -6,7 +6,7 @@
 -- scan that ended before its last row returns at least one row.
 select b.edge_at, b.edge_id, b.at, b.id, b.key, b.tenant, b.queue, b.identity, b.raw, b.revision, b.state,
        b.attempt, b.priority, b.created_at, b.worker, b.deadline, b.cause, b.due, b.finished_at,
-       b.finished_by, b.failure, b.detail, b.last_worker
+       b.finished_by, b.failure, b.detail, b.last_worker, b.refused
 from helix.read_batches_v1(
   %(scan)s::text, %(tenant)s::text, %(queue)s::text, %(state)s::text, %(worker)s::text,
   %(failure)s::text, %(identity)s::text[], %(run)s::bigint, %(since)s::timestamptz,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
 
-from helixqueue.errors import InvalidIdentity
+from helixqueue.errors import InvalidIdentity, NoSuchQueue
 from helixqueue.operations import engine
 from helixqueue.operations.operation import operation
 from helixqueue.operations.steps import Steps
@@ -14,6 +15,7 @@ from helixqueue.records.overview import Activity, LateWrite, Match, Overview
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import Cursor, Limit, Param, QueueName, printable
 from helixqueue.records.series import Period, TimeSeries
+from helixqueue.records.waiting import BatchProof, WaitingBatch
 
 if TYPE_CHECKING:
     from helixqueue.operations.batches import Operations
@@ -30,6 +32,10 @@ Text = Annotated[
         length=1024,
         check=printable,
     ),
+]
+BatchId = Annotated[
+    UUID,
+    Param("Public id of the batch.", example="2336ad4b-c574-8cb3-9fe5-11bb1a5cd6c7"),
 ]
 MATCHES_MAX = 10
 
@@ -132,3 +138,40 @@ def search(operations: Operations, *, text: Text) -> Steps[Page[Match]]:
     ]
     found = [match for match in found if match.id not in {batch.id for batch in batches}]
     return Page((*batches, *found), None)
+
+
+def without_last_step(batch: WaitingBatch) -> WaitingBatch:
+    """A waiting batch for tokens without the scope payloads."""
+    return replace(batch, detail=None)
+
+
+@operation(
+    "GET /v1/queues/{queue}/waiting",
+    scope="read",
+    raises=[NoSuchQueue],
+    redact=without_last_step,
+)
+def list_waiting(
+    operations: Operations, queue: QueueName, *, limit: Limit = 50
+) -> Steps[Page[WaitingBatch]]:
+    """List the batches of a queue that wait longest, and why no worker has them.
+
+    `no worker fits` compares what a batch requires with the workers that reported in the last
+    minute. Workers that connect to the database with another login are not known here.
+    """
+    found = yield from operations.ask(engine.calls.queue(tenant=operations.tenant, queue=queue))
+    if found is None:
+        raise operations.no_such_queue(queue)
+    rows = yield from operations.ask(
+        engine.overview.waiting(tenant=operations.tenant, queue=queue, limit=limit)
+    )
+    return Page(tuple(rows), None)
+
+
+@operation("GET /v1/batches/{batch_id}/proof", scope="read")
+def prove_batch(operations: Operations, batch_id: BatchId) -> Steps[BatchProof]:
+    """Verify the ledger entries of a batch: the hash of each, and whether it is sound.
+
+    The newest 200 steps; an unknown batch has none. `helixq check` verifies the whole ledger.
+    """
+    return operations.ask(engine.overview.batch_proof(batch_id))

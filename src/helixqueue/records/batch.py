@@ -79,6 +79,7 @@ class BatchRow:
     failure: str | None  # failure class of a FAILED batch
     detail: str | None
     last_worker: str | None  # worker that held a finished batch last
+    refused: bool = False  # a late write is on record
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from helixqueue import __version__
 from helixqueue.errors import HelixError
 from helixqueue.failpoints import failpoint
 from helixqueue.log.events import log_write
@@ -216,7 +217,8 @@ class Worker:
             if a.progress is not None
         ]
         resources = self._options.free or {}
-        return {**resources, "health": self.health.as_dict(), "progress": progress}
+        health = {"release": __version__, "queues": sorted(self._handlers), **self.health.as_dict()}
+        return {**resources, "health": health, "progress": progress}
 
     # Stopping.
 

@@ -4,7 +4,7 @@
 -- all others by the time of submission; p_since, p_until and p_at mean that same time. The scan names the
 -- index: all, finished, finished_by (p_worker, p_failure), leased, pending, identity (p_identity) or run
 -- (p_run). Of a finished batch, last_worker held it last: the actor of its last claim, where finished_by may be the
--- reaper. p_failure restricts FAILED batches to one failure class.
+-- reaper. `refused`: a late write of it is on record. p_failure restricts FAILED batches to one failure class.
 -- Positions and edges are internal numbers and for cursors only. Public ids are derived from keys by the
 -- caller: in SQL that took half of the time of a long page.
 create function helix.read_batches_v1(
@@ -19,7 +19,7 @@ returns table (
   edge_at timestamptz, edge_id bigint, at timestamptz, id bigint, key bytea, tenant text, queue text,
   identity text, raw text, revision text, state text, attempt smallint, priority smallint,
   created_at timestamptz, worker text, deadline timestamptz, cause text, due timestamptz,
-  finished_at timestamptz, finished_by text, failure text, detail text, last_worker text
+  finished_at timestamptz, finished_by text, failure text, detail text, last_worker text, refused boolean
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -60,7 +60,8 @@ begin
   return query
     select p.edge_at, p.edge_id, p.at, p.id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision,
            v.state, v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause, v.due,
-           v.finished_at, v.finished_by, v.failure, v.detail, c.actor
+           v.finished_at, v.finished_by, v.failure, v.detail, c.actor,
+           exists (select from helix.refusal r where r.batch = p.id)
     from unnest(v_page) as p
     left join lateral (select * from helix.overview v where v.id = p.id limit 1) v on true
     left join lateral (

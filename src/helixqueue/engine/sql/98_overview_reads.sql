@@ -109,9 +109,9 @@ begin
             where u.tenant = p_tenant and u.queue = '' and u.seconds = 3600 and u.at >= v_today),
            (select count(*) from helix.queue q where q.tenant = p_tenant),
            (select json_build_array(count(*) filter (where w.last_seen > v_now - interval '60 s'), count(*),
-                                    sum((w.free ->> 'slots')::numeric) filter (
+                                    sum((w.free -> 'health' ->> 'slots')::numeric) filter (
                                       where w.last_seen > v_now - interval '60 s'
-                                        and jsonb_typeof(w.free -> 'slots') = 'number'))
+                                        and jsonb_typeof(w.free -> 'health' -> 'slots') = 'number'))
             from (select w.last_seen, w.free from helix.worker w
                   where w.role = session_user
                     and (not v_named or w.name >= p_tenant || '/' collate "C" and w.name < p_tenant || '0' collate "C")
@@ -298,4 +298,100 @@ begin
     (select 'letter', l.id::text, l.id::text, l.queue::text, l.status
      from helix.dead_letter l where l.id = p_letter and l.tenant = p_tenant);
 end
+$$;
+
+-- The ledger entry of each step of a batch: its hash, and whether that follows from the entry and the hashes of the
+-- entries before it. At most p_limit entries, the newest; each is read whole, however many batches it has.
+create function helix.read_proof_v1(p_id uuid, p_limit integer default 200)
+returns table (version integer, hash bytea, sound boolean)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+begin
+  return query
+    with step as materialized (
+      select h.version, h.entry, h.part
+      from helix.history_of(array(select l.batch from helix.locate(array[p_id]) l)) h
+      order by h.version desc limit least(p_limit, 1000)
+    ),
+    checked as materialized (
+      select e.id, e.part, e.hash,
+             e.hash is not distinct from helix.entry_hash(
+               (select array_agg(p.hash order by p.id, p.part) from helix.entry p
+                where p.id = any (array(select distinct b from unnest(e.before) b))),
+               e.id, e.part, e.at, e.xid, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
+               e.batch, e.queue, e.version, e.attempt, e.before, e.content) as sound
+      from (select distinct s.entry, s.part from step s) s
+      cross join lateral (select * from helix.entry e where e.id = s.entry and e.part = s.part limit 1) e
+    )
+    select s.version, c.hash, c.sound
+    from step s join checked c on c.id = s.entry and c.part = s.part
+    order by s.version;
+end
+$$;
+
+-- The batches of a queue that wait longest, in about the order of claims, with what they require and how many of the
+-- workers that reported in the last minute have it. A batch that lost a lease has the record of that as its detail.
+create function helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer default 50)
+returns table (
+  public_id uuid, identity text, since timestamptz, attempt smallint, cause text, due timestamptz, requires jsonb,
+  detail text, alive bigint, fitting bigint
+)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_limit integer := least(p_limit, 500);
+  v_sees  boolean := helix.sees_payloads();
+  v_start text := case when exists (select from helix.role_tenant b where b.role = session_user and b.by_setting)
+                       then p_tenant || '/' else '' end;
+begin
+  return query
+    with alive as materialized (
+      select w.free from helix.worker w
+      where w.role = session_user and w.name >= v_start collate "C" and w.name < v_start || chr(1114111) collate "C"
+        and w.last_seen > v_now - interval '60 s'
+        -- A worker that reports its queues counts for those.
+        and coalesce(w.free -> 'health' -> 'queues' ? p_queue, true)
+      limit 1000
+    ),
+    queue as (select q.id from helix.queue q where q.tenant = p_tenant and q.name = p_queue),
+    page as materialized (
+      select w.batch, w.changed_at, w.attempt, w.cause, w.due, w.version
+      from queue q
+      cross join lateral (
+        (select w.batch, w.changed_at, w.attempt, w.cause, w.due, w.version
+         from helix.work w where w.pending and w.queue = q.id
+         order by w.queue, w.lane, w.turn, w.batch limit v_limit)
+        union all
+        (select w.batch, w.changed_at, w.attempt, w.cause, w.due, w.version
+         from helix.work w where w.cause is not null and w.queue = q.id
+         order by w.queue, w.cause, w.batch limit v_limit)) w
+      order by w.changed_at, w.batch limit v_limit
+    ),
+    required as (
+      select p.*, b.key, b.identity, helix.requires_of(b.class) as requires
+      from page p cross join lateral (select * from helix.batch b where b.id = p.batch limit 1) b
+    )
+    select helix.public_id(r.key), r.identity::text, r.changed_at, r.attempt, r.cause::text, r.due, r.requires,
+           case when v_sees then (select t.detail::text from helix.result t
+                                  where t.batch = r.batch and t.version = r.version) end,
+           (select count(*) from alive), (select count(*) from alive a where helix.read_fits(a.free, r.requires))
+    from required r order by r.changed_at, r.batch;
+end
+$$;
+
+-- Whether free resources are enough; null requires nothing.
+create function helix.read_fits(p_free jsonb, p_requires jsonb) returns boolean
+language sql immutable parallel safe as $$
+  select coalesce(bool_and(
+           case when r.key = 'labels' then r.value <@ coalesce(p_free -> 'labels', '{}')
+                else (r.value #>> '{}')::numeric
+                     <= case when jsonb_typeof(p_free -> r.key) = 'number' then (p_free ->> r.key)::numeric else 0 end
+           end), true)
+  from jsonb_each(coalesce(p_requires, '{}')) r
 $$;

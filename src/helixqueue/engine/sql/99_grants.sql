@@ -203,6 +203,8 @@ begin
       ('read_refusals_v1',       'read'),
       ('read_activity_v1',       'read'),
       ('read_search_v1',         'read'),
+      ('read_proof_v1',          'read'),
+      ('read_waiting_v1',        'read'),
       -- What every login may know: its tenants and the settings of their queues.
       ('read_tenants_v1',        'any'),
       ('read_bindings_v1',       'any'),

@@ -194,7 +194,9 @@ OPERATIONS: Final[dict[str, Example]] = {
             "refused": [{"raw": "532d31e2808b", "why": "a zero-width space (U+200B) at offset 3"}]
         },
     ),
-    "list_batches": Example({"batches": [{**_BATCH, "last_worker": None}], "next": None}),
+    "list_batches": Example(
+        {"batches": [{**_BATCH, "last_worker": None, "refused": False}], "next": None}
+    ),
     "show_batch": Example(_DETAIL),
     "show_outcome": Example(letter_examples.OUTCOME),
     "retry_batch": _action("PENDING"),
@@ -238,6 +240,8 @@ OPERATIONS: Final[dict[str, Example]] = {
     "list_refusals": Example(overview_examples.REFUSALS),
     "list_activity": Example(overview_examples.ACTIVITY),
     "search": Example(overview_examples.SEARCH),
+    "list_waiting": Example(overview_examples.WAITING),
+    "prove_batch": Example(overview_examples.PROOF),
     "list_refused": Example(
         {
             "rows": [

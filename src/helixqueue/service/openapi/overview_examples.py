@@ -112,3 +112,29 @@ SEARCH: Final[dict[str, Any]] = {
     ],
     "next": None,
 }
+WAITING: Final[dict[str, Any]] = {
+    "rows": [
+        {
+            "batch_id": BATCH,
+            "identity": "S-1",
+            "since": "2026-09-01T08:00:00Z",
+            "attempt": 0,
+            "why": "no worker fits: needs gpus 1",
+            "requires": {"gpus": 1},
+            "workers_alive": 2,
+            "workers_fitting": 0,
+            "detail": None,
+        }
+    ],
+    "next": None,
+}
+PROOF: Final[dict[str, Any]] = {
+    "entries": [
+        {
+            "version": 1,
+            "hash": "6f5d2b7e3f6c1f5e5d0a5c1b9a510c5a6f5d2b7e3f6c1f5e5d0a5c1b9a510c5a",
+            "sound": True,
+        }
+    ],
+    "sound": True,
+}
