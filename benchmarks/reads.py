@@ -275,7 +275,7 @@ def _table(took: dict[int, dict[str, list[float]]], conditions: dict[str, str]) 
     )
 
 
-def _load(found: Arena, keep: Path | None, batches: int) -> None:
+def load_once(found: Arena, keep: Path | None, batches: int) -> None:
     """Load once: a marker file in a kept directory records its size."""
     values = None if keep is None else keep / "loaded.json"
     if values is not None and values.exists():
@@ -317,7 +317,7 @@ def main() -> None:
     options = parser.parse_args()
     batches = QUICK if options.quick else options.batches
     with arena(print, options.keep) as found:
-        _load(found, options.keep, batches)
+        load_once(found, options.keep, batches)
         reads_load.lease(found, DATABASE)
         found.settle_down()
         before = load_average()

@@ -16,10 +16,10 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from importlib.metadata import version
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from helixqueue import __version__
 from helixqueue.errors import HelixError
 from helixqueue.failpoints import failpoint
 from helixqueue.log.events import log_write
@@ -217,7 +217,11 @@ class Worker:
             if a.progress is not None
         ]
         resources = self._options.free or {}
-        health = {"release": __version__, "queues": sorted(self._handlers), **self.health.as_dict()}
+        health = {
+            "release": version("helixqueue"),
+            "queues": sorted(self._handlers),
+            **self.health.as_dict(),
+        }
         return {**resources, "health": health, "progress": progress}
 
     # Stopping.
