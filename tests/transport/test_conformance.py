@@ -13,7 +13,7 @@ import pytest
 from helixqueue import Queue, Refused, State, Unavailable
 from helixqueue.client import run_worker
 from helixqueue.client.backend import backend_of
-from helixqueue.log.events import WORKER_LOG, log_claims, log_write
+from helixqueue.log.events import WORKER_LOG, log_write
 from helixqueue.records.lease import SealedToken
 from helixqueue.transport.factory import build_transport
 from helixqueue.transport.protocol import ClaimRequest, LeaseRef, Settlement
@@ -329,10 +329,10 @@ def test_worker_logs_show_the_history_of_a_batch_by_its_id(way, other, lab, capl
     [row] = lab.submit("s")
     with caplog.at_level(logging.INFO, WORKER_LOG.name):
         [lease] = way.claim()
-        log_claims(way.worker, [lease], uuid.uuid4())
+        log_write(way.worker, "claim", lease, request_id=uuid.uuid4())
         lab.pass_time(lab.batch_number(lease.batch_id))
         [theirs] = wait_until(other.claim)
-        log_claims(other.worker, [theirs], uuid.uuid4())
+        log_write(other.worker, "claim", theirs, request_id=uuid.uuid4())
         [refused] = way.settle(completed(lease))
         log_write(way.worker, "settle", lease, refused)
         claimed = other.do(other.transport.claim(other.ask(settle=[completed(theirs)])))

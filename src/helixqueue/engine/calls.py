@@ -10,7 +10,8 @@ import json
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import starmap
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, Unpack
 
 import orjson
 
@@ -26,7 +27,7 @@ from helixqueue.records.submission import Receipt, SubmissionRow, SubmittedRow
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from uuid import UUID
 
 
@@ -54,10 +55,6 @@ def submit(
     _demand_at_most("submit", len(rows), SUBMIT_ROWS_MAX)
     columns = list(zip(*rows, strict=True)) or [()] * len(SubmissionRow._fields)
     identity, payload, *options, source = columns
-    # A column of defaults is sent as one null instead of a thousand.
-    raw, revision, priority, run_at, expires_at, limit_key, requires = (
-        None if _DEFAULTS.issuperset(column) else column for column in options
-    )
     has_sources = any(source)
     return Call(
         _SQL["submit_from" if has_sources else "submit"],
@@ -65,17 +62,22 @@ def submit(
             *(tenant, queue, actor, profile),
             *(text_columns(source, 3) if has_sources else ()),
             *(texts(identity), json_texts(payload)),
-            *(texts(raw), texts(revision), plain(priority), _times(run_at), _times(expires_at)),
-            *(texts(limit_key), texts(requires)),
+            # A column of defaults is sent as one null instead of a thousand.
+            *[
+                None if _DEFAULTS.issuperset(column) else encode(column)
+                for encode, column in zip(_ENCODERS, options, strict=True)
+            ],
         ),
-        lambda results: read_submitted(results, len(rows)),
+        read_submitted,
     )
 
 
-def read_submitted(rows: list[Row], count: int) -> list[SubmittedRow]:
-    submitted: list[SubmittedRow | None] = [None] * count
-    for place, decision, key, fingerprint, state, payload, note, differs in rows:
-        submitted[place - 1] = SubmittedRow(
+def read_submitted(rows: list[Row]) -> list[SubmittedRow]:
+    submitted = []
+    for _, decision, key, fingerprint, state, payload, note, differs in sorted(
+        rows, key=itemgetter(0)
+    ):
+        row = SubmittedRow(
             decision,
             None if key is None else Receipt.stored(key, fingerprint),
             None if state is None else _STATES[state],
@@ -83,7 +85,8 @@ def read_submitted(rows: list[Row], count: int) -> list[SubmittedRow]:
             note,
             tuple(differs) if differs else (),
         )
-    return [row for row in submitted if row is not None]
+        submitted.append(row)
+    return submitted
 
 
 def note_refused(
@@ -378,10 +381,20 @@ def _settlement_columns(settlements: Sequence[Settlement]) -> tuple[str | None, 
     )
 
 
-def _times(values: Sequence[datetime | None] | None) -> str | None:
-    if values is None:
-        return None
+def _times(values: Sequence[datetime | None]) -> str | None:
     return texts([None if value is None else value.isoformat() for value in values])
+
+
+# Of the columns raw, revision, priority, run_at, expires_at, limit_key and requires.
+_ENCODERS: Final[tuple[Callable[[Any], str | None], ...]] = (
+    texts,
+    texts,
+    plain,
+    _times,
+    _times,
+    texts,
+    texts,
+)
 
 
 def _jsonb(value: object) -> str | None:

@@ -100,7 +100,7 @@ def redrive_letter(
             *(letter, actor, reason, queue, profile, row.identity, row.payload, row.raw),
             *(row.revision, row.priority),
         ),
-        lambda rows: read_submitted(rows, 1)[0],
+        lambda rows: read_submitted(rows)[0],
     )
 
 

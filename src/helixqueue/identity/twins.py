@@ -68,8 +68,10 @@ def is_placeholder(text: str, placeholders: Collection[str]) -> bool:
 
     `placeholders` were folded by `casefold_key`. The engine decides; a client knows it earlier.
     """
-    parts = text.split(PART_SEPARATOR)
-    return all((p.lower() if p.isascii() else casefold_key(p)) in placeholders for p in parts)
+    for part in text.split(PART_SEPARATOR):
+        if (part.lower() if part.isascii() else casefold_key(part)) not in placeholders:
+            return False
+    return True
 
 
 def skeleton(text: str) -> str:

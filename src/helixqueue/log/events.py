@@ -24,16 +24,6 @@ IDENTITY_LOG: Final = logging.getLogger("helixqueue.identity")
 MAX_LINES: Final = 20  # of one call; the last line has the number of the others
 
 
-def logs_operations() -> bool:
-    return WORKER_LOG.isEnabledFor(logging.INFO)
-
-
-def log_claims(worker: str, rows: Sequence[LeaseRow], request_id: UUID) -> None:
-    if logs_operations():
-        for row in rows:
-            log_write(worker, "claim", row, request_id=request_id)
-
-
 def log_write(
     worker: str,
     operation: str,
@@ -44,7 +34,7 @@ def log_write(
     request_id: UUID | None = None,
 ) -> None:
     """Log what a call did to a batch: `result`, else `decision`."""
-    if not logs_operations():
+    if not WORKER_LOG.isEnabledFor(logging.INFO):
         return
     state = owner = mismatch = None
     if result is not None:

@@ -60,12 +60,15 @@ def submit(
         actor=operations.actor,
     )
     if within is None:
-        repeatable = _is_recognised(row) or getattr(call, "key", None) is not None
+        # The engine recognises a repeat by identity or source, a service by its request key.
+        names = (row.identity, row.source, getattr(call, "key", None))
+        repeatable = names != (None, None, None)
         [answer] = yield from operations.ask(call, repeatable=repeatable)
     else:
         [answer] = yield Execute(call, within)
     if answer.decision in _ACCEPTED:
-        _log_without_identity(operations, known, [answer])
+        if answer.is_unnamed:
+            _log_without_identity(operations, known, [answer])
         return Accepted(
             answer.receipt, answer.decision, answer.state, answer.differs, None, answer.is_unnamed
         )
@@ -167,7 +170,7 @@ def _send_chunk(
     if within is None:
         # The engine does not recognise a repeat without identity; a request key makes it safe.
         repeatable = getattr(call, "key", None) is not None or all(
-            _is_recognised(row) for row in chunk.rows
+            row.identity is not None or row.source is not None for row in chunk.rows
         )
         answers = yield from operations.ask(call, repeatable=repeatable)
     else:
@@ -188,11 +191,6 @@ def _log_without_identity(
     ]
     if operations.logs_identities:
         log_without_identity(known.row.name, batches)
-
-
-def _is_recognised(row: SubmissionRow) -> bool:
-    """Whether the engine recognises a repeat: by the identity, or else by the source."""
-    return row.identity is not None or row.source is not None
 
 
 def _record_refused(

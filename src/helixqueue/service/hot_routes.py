@@ -28,13 +28,7 @@ if TYPE_CHECKING:
     from helixqueue.fence.http.asgi import Receive, Scope, Send
     from helixqueue.service.service import Service
 
-_PROVIDED: Final[dict[str, Callable[[Scope, Receive], Any]]] = {
-    "principal": lambda scope, _: scope[PRINCIPAL_KEY],
-    "service": lambda scope, _: scope["app"].state.service,
-    "request_log": lambda scope, _: scope[SCOPE_KEY],
-    "raw_body": lambda scope, _: scope[BODY_KEY],
-    "request": Request,
-}
+_PROVIDED: Final = {"principal", "service", "request_log", "raw_body", "request"}
 
 
 class HotRoute(OperationRoute):
@@ -42,23 +36,30 @@ class HotRoute(OperationRoute):
         super().__init__(path, endpoint, **options)
         hints = get_type_hints(endpoint, include_extras=True)
         names = set(inspect.signature(endpoint).parameters)
-        unknown = names - set(_PROVIDED) - set(self.param_convertors) - {"body"}
+        unknown = names - _PROVIDED - set(self.param_convertors) - {"body"}
         if unknown or "body" not in names:
             raise TypeError(f"{self.name}: expected path parameters and a body, got {names}")
         self._body = TypeAdapter(hints["body"])
         self._result = TypeAdapter(self.response_model)
         self._path_params = {name: TypeAdapter(hints[name]) for name in self.param_convertors}
-        self._provided = {name: _PROVIDED[name] for name in names & set(_PROVIDED)}
+        self._provided = names & _PROVIDED
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = await self._respond(scope, receive)
+            response = await self._respond(scope)
         except (Problem, HelixError, RequestValidationError) as error:
             response = await error_response(scope, error)
         await response(scope, receive, send)
 
-    async def _respond(self, scope: Scope, receive: Receive) -> Response:
-        arguments = {name: provide(scope, receive) for name, provide in self._provided.items()}
+    async def _respond(self, scope: Scope) -> Response:
+        provided = {
+            "principal": scope[PRINCIPAL_KEY],
+            "service": scope["app"].state.service,
+            "request_log": scope[SCOPE_KEY],
+            "raw_body": scope[BODY_KEY],
+            "request": Request(scope),
+        }
+        arguments = {name: provided[name] for name in self._provided}
         for name, adapter in self._path_params.items():
             arguments[name] = _validate(adapter, scope["path_params"][name], "path", name)
         if not scope[BODY_KEY]:

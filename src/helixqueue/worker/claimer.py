@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from helixqueue.errors import HelixError, Retryable, Unavailable
 from helixqueue.failpoints import failpoint
-from helixqueue.log.events import log_claims
 from helixqueue.records.claim_hints import Hints
 from helixqueue.transport.protocol import ClaimRequest, Settlement
 from helixqueue.worker.retry import with_retries
@@ -28,13 +27,16 @@ if TYPE_CHECKING:
 
     from helixqueue.transport.protocol import ClaimResult, Transport, WriteResult
     from helixqueue.worker.attempt import Attempt
-    from helixqueue.worker.capacity import Capacity
-    from helixqueue.worker.health import WorkerHealth
+    from helixqueue.worker.health import Durations, WorkerHealth
     from helixqueue.worker.in_flight import InFlight
     from helixqueue.worker.options import WorkerOptions
 
 LOG = logging.getLogger("helixqueue.worker")
 SETTLE_MAX = 1_000  # of one call
+# One call. Larger calls cost less per batch, and hold more work ahead of its slots.
+CLAIM_MAX = 400
+AHEAD_SECONDS = 0.1  # of work that is claimed before a slot is free for it
+AVERAGED_ATTEMPTS = 10
 # How long a subscription to wake-ups lasts, and how often a waiting worker renews it.
 SUBSCRIBE_SECONDS = 90.0
 SUBSCRIBE_EVERY_SECONDS = 30.0
@@ -50,6 +52,54 @@ class Supply(IntEnum):
     SCARCE = 0  # less than asked for: ask for one batch, the cheapest claim
     UNCERTAIN = 1  # the one batch: ask for more, in one call
     PLENTY = 2  # all that was asked for: use all calls
+
+
+class Capacity:
+    """How many leases a worker asks for: one per free slot, and more ahead of quick handlers."""
+
+    def __init__(self, options: WorkerOptions, in_flight: InFlight, handlers: Durations) -> None:
+        self._handlers = handlers
+        self._slots = options.slots
+        self._calls = options.concurrent_calls
+        self._prefetch = options.prefetch
+        self._one_by_one = options.free is not None  # each slot claims what fits its resources
+        self._in_flight = in_flight
+        self._recorded = 0
+        self.handler_seconds = 1.0  # moving average
+        self.call_max = 1 if self._one_by_one else CLAIM_MAX
+
+    def record(self, seconds: float) -> None:
+        """Count the duration of one attempt: in the metrics, and into the average."""
+        self._handlers.observe(seconds)
+        self._recorded += 1
+        weight = 1 / min(self._recorded, AVERAGED_ATTEMPTS)
+        self.handler_seconds += (seconds - self.handler_seconds) * weight
+
+    def free(self) -> int:
+        """How many more leases the worker can use."""
+        busy = len(self._in_flight.running) + len(self._in_flight.ready)
+        return self._slots + self._ahead() - busy - self._in_flight.stuck_threads
+
+    def call_size(self) -> tuple[int, int]:
+        """The fewest leases that are worth a call, and the most that one call asks for.
+
+        Quick work is divided equally among the calls. Slow work is claimed as soon as a slot is
+        free for it.
+        """
+        ahead = self._ahead()
+        if ahead < self._slots:
+            return 1, min(self._slots, self.call_max)
+        most = -(-(self._slots + ahead) // self._calls)
+        return most // 2, min(most, self.call_max)
+
+    def _ahead(self) -> int:
+        """Quick work is claimed ahead of its slot, slow work never: other workers may be free."""
+        if self._prefetch is not None:
+            return self._prefetch - 1
+        if self._one_by_one:
+            return 0
+        most = max(0, self._calls * CLAIM_MAX - self._slots)
+        return min(most, int(self._slots * AHEAD_SECONDS / max(self.handler_seconds, 1e-4)))
 
 
 class Claimer:
@@ -214,7 +264,6 @@ class Claimer:
             return
         self._health.claim_answered(claimed_at)
         self._in_flight.settled(sent, claimed.settled, request.request_id)
-        log_claims(self._transport.worker, claimed.leases, request.request_id)
         self._record_claim(request, claimed, claimed_at)
 
     async def _settle(self, sent: Finished) -> None:
@@ -257,7 +306,7 @@ class Claimer:
         is_short = len(claimed.leases) < request.count and not claimed.more
         self._hints.learn(claimed.hints, short=is_short)
         if claimed.leases:
-            self._in_flight.add(claimed.leases, claimed_at)
+            self._in_flight.add(claimed.leases, claimed_at, request.request_id)
         if not is_short:
             self._record_full_claim()
             return

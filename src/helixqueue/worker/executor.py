@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from helixqueue.transport.protocol import LeaseRow, Transport
     from helixqueue.worker.attempt import Attempt
-    from helixqueue.worker.capacity import Capacity
-    from helixqueue.worker.claimer import Claimer
+    from helixqueue.worker.claimer import Capacity, Claimer
     from helixqueue.worker.handle import WorkerHandle
     from helixqueue.worker.handlers import QueueHandler
     from helixqueue.worker.in_flight import InFlight

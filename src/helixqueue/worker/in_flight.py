@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from helixqueue.log.events import log_write, logs_operations
+from helixqueue.log.events import WORKER_LOG, log_write
 from helixqueue.worker.attempt import Attempt
 from helixqueue.worker.health import WorkSummary
 from helixqueue.worker.outcomes import report_mismatch, report_refused
@@ -46,8 +46,13 @@ class InFlight:
 
     # Results of the claimer's calls.
 
-    def add(self, rows: Sequence[LeaseRow], claimed_at: float) -> None:
+    def add(
+        self, rows: Sequence[LeaseRow], claimed_at: float, request_id: UUID | None = None
+    ) -> None:
         """Take leases that were claimed."""
+        if WORKER_LOG.isEnabledFor(logging.INFO):
+            for row in rows:
+                log_write(self.worker, "claim", row, request_id=request_id)
         self.heartbeat.add(rows, claimed_at)
         queue = self.unstarted if self.is_stopping else self.ready
         for row in rows:
@@ -74,7 +79,7 @@ class InFlight:
         if len(results) != len(sent):
             raise AssertionError(f"expected {len(sent)} results, got {len(results)}")
         counts, held = self.counts, self.held
-        is_logged = logs_operations()
+        is_logged = WORKER_LOG.isEnabledFor(logging.INFO)
         forgotten = []
         for result in results:
             batch = result.batch

@@ -25,8 +25,7 @@ from helixqueue.failpoints import failpoint
 from helixqueue.log.events import log_write
 from helixqueue.transport.protocol import LeaseRef
 from helixqueue.worker.attempt import abandon_margin
-from helixqueue.worker.capacity import Capacity
-from helixqueue.worker.claimer import Claimer
+from helixqueue.worker.claimer import Capacity, Claimer
 from helixqueue.worker.executor import Executor
 from helixqueue.worker.handle import InProcessHandle
 from helixqueue.worker.health import WorkerHealth
