@@ -34,6 +34,7 @@ NAMES = {
     "asynchronous": "sync",
     "asynccontextmanager": "contextmanager",
     "asyncio": "time",  # for `sleep`, the only call of asyncio besides `to_thread`
+    "AbstractAsyncContextManager": "AbstractContextManager",
     "aclose": "close",
     "StopAsyncIteration": "StopIteration",
 }
@@ -59,6 +60,7 @@ def generate(path: Path) -> str:
     text = "".join(_tokens(path.read_text(encoding="utf-8")))
     for wrapper in ("Awaitable[", "Coroutine[Any, Any, "):
         text = _unwrapped(text, wrapper)
+    text = text.replace("from redis.time import", "from redis import")
     text = re.sub(r"\btime\.to_thread\(([\w.]+)(, )?", r"\1(", text)
     for command in (
         ["check", "--quiet", "--fix-only", "--unsafe-fixes", "--select", FIXES],

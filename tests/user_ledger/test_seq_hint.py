@@ -126,7 +126,7 @@ def test_answer_from_before_a_restore_is_not_noted_after_it(fresh_database, valk
                 connection.execute("alter table helix.ledger_event disable trigger all")
                 connection.execute("truncate helix.ledger_event")
                 connection.execute("alter table helix.ledger_event enable trigger all")
-            monkeypatch.setattr("helixqueue.ledger.seq_hint.KEY_SECONDS", 0.0)
+            monkeypatch.setattr("helixqueue.ledger.hint_key.KEY_SECONDS", 0.0)
             note(self, cached, answer)
 
         monkeypatch.setattr(SeqHint, "note", restore_then_note)

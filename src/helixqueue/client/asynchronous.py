@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from helixqueue.client.settings import ClientSettings
     from helixqueue.fence import AsyncFence, AsyncFences, FenceOptions
-    from helixqueue.ledger.feed import AsyncFeed
-    from helixqueue.ledger.user_ledger import AsyncLedger
+    from helixqueue.ledger.feed_async import AsyncFeed
+    from helixqueue.ledger.user_ledger_async import AsyncLedger
     from helixqueue.records.machine import Machine
 
 
@@ -81,7 +81,7 @@ class AsyncHelixQueue(AsyncClient[object]):
         hint: URL of a Redis or Valkey that may skip events older than a stored one.
         See docs/guides/ledgers.md.
         """
-        from helixqueue.ledger.user_ledger import AsyncLedger  # noqa: PLC0415 - loaded when used
+        from helixqueue.ledger.user_ledger_async import AsyncLedger  # noqa: PLC0415 - loaded when used
 
         if machine is None:
             ledger = await AsyncLedger.find(self._do, self._operations, name)
@@ -89,7 +89,7 @@ class AsyncHelixQueue(AsyncClient[object]):
             declared = LedgerDeclaration(name, machine, strict, bind_payload, tuple(ignore))
             ledger = await AsyncLedger.declare(self._do, self._operations, declared)
         if hint is not None:
-            from helixqueue.ledger.seq_hint import AsyncSeqHint  # noqa: PLC0415 - needs redis
+            from helixqueue.ledger.seq_hint_async import AsyncSeqHint  # noqa: PLC0415 - needs redis
 
             ledger.use_hint(AsyncSeqHint(self._postgres.hint_key(name), hint))
         return ledger
@@ -107,7 +107,7 @@ class AsyncHelixQueue(AsyncClient[object]):
         Without a source, return the feed of this name. A new feed starts at the `beginning`, or
         `now`.
         """
-        from helixqueue.ledger.feed import AsyncFeed  # noqa: PLC0415 - loaded when used
+        from helixqueue.ledger.feed_async import AsyncFeed  # noqa: PLC0415 - loaded when used
 
         feed = AsyncFeed(self._do, self._operations, name, self._postgres.pool.database)
         await feed.declare(ledger=ledger, queue=queue, start=start)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from helixqueue.client.settings import HttpSettings
-    from helixqueue.ledger.remote_feed import AsyncRemoteFeed
-    from helixqueue.ledger.user_ledger import AsyncLedger
+    from helixqueue.ledger.remote_feed_async import AsyncRemoteFeed
+    from helixqueue.ledger.user_ledger_async import AsyncLedger
     from helixqueue.records.machine import Machine
 
 
@@ -53,7 +53,7 @@ class AsyncHelixClient(AsyncClient[None]):
         ignore: JSON Pointers of payload fields that do not count when events are compared.
         See docs/guides/ledgers.md.
         """
-        from helixqueue.ledger.user_ledger import AsyncLedger  # noqa: PLC0415 - loaded when used
+        from helixqueue.ledger.user_ledger_async import AsyncLedger  # noqa: PLC0415 - loaded when used
 
         if machine is None:
             return await AsyncLedger.find(self._do, self._operations, name)
@@ -73,7 +73,7 @@ class AsyncHelixClient(AsyncClient[None]):
         Without a source, return the feed of this name. A new feed starts at the `beginning`, or
         `now`. `read` and `confirm` deliver each event at least once: give its key to the effect.
         """
-        from helixqueue.ledger.remote_feed import AsyncRemoteFeed  # noqa: PLC0415 - loaded when used
+        from helixqueue.ledger.remote_feed_async import AsyncRemoteFeed  # noqa: PLC0415 - loaded when used
 
         feed = AsyncRemoteFeed(self._do, self._operations, name)
         await feed.declare(ledger=ledger, queue=queue, start=start)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from helixqueue.client.asynchronous import AsyncHelixQueue
     from helixqueue.client.settings import ClientSettings
     from helixqueue.client.sync import HelixQueue
-    from helixqueue.ledger.seq_hint import HintKeys
+    from helixqueue.ledger.hint_key import HintKeys
     from helixqueue.postgres.call import Call
     from helixqueue.queues import Queue
     from helixqueue.transport.protocol import Transport
@@ -69,7 +69,7 @@ class _PostgresBase:
                 "hint: expected a direct connection, got pooled=True: behind a pooler a client "
                 "cannot tell that its database was restored"
             )
-        from helixqueue.ledger.seq_hint import HintKeys  # noqa: PLC0415 - needs redis
+        from helixqueue.ledger.hint_key import HintKeys  # noqa: PLC0415 - needs redis
 
         key = HintKeys(self.connect, self.operations.tenant, ledger)
         self._hint_keys.append(key)

@@ -9,8 +9,10 @@ the steps of claim, seal and doubt without I/O, `runner` performs them, `heartbe
 from __future__ import annotations
 
 from helixqueue.engine.fences import Times
+from helixqueue.fence.base_fence import FenceOptions, Outcome
 from helixqueue.fence.encoding import NOT_APPLIED, UNKNOWN, Applied, NotApplied
-from helixqueue.fence.fence import AsyncFence, AsyncFences, Fence, FenceOptions, Fences, Outcome
+from helixqueue.fence.fence import Fence, Fences
+from helixqueue.fence.fence_async import AsyncFence, AsyncFences
 from helixqueue.fence.guarded_call import HeldFence, current
 from helixqueue.fence.receipt import EffectReceipt, verify
 from helixqueue.fence.signing import HmacSigner

@@ -10,11 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from helixqueue.fence.protocol import CompareRequests, RunProbe, Savepoint, Step
-from helixqueue.operations.steps import Execute, Sleep
+from helixqueue.operations.steps import Execute, Sleep, run_steps, run_steps_async
 from helixqueue.postgres.caller_transaction import run_within, run_within_async, translating
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Generator
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from helixqueue.fence.protocol import ProbeFinding
@@ -66,6 +66,9 @@ class StepRunner:
         if isinstance(step, CompareRequests):
             return step.changes()
         return self._perform_savepoint(step)
+
+    def finish(self, steps: Generator[Step, Any, T]) -> T:
+        return run_steps(steps, self)
 
     def _run_probe(self) -> object:
         try:
@@ -122,6 +125,10 @@ class AsyncStepRunner:
                 return step.changes()
             return await asyncio.to_thread(step.changes)
         return await self._perform_savepoint(step)
+
+    async def finish(self, steps: Generator[Step, Any, T]) -> T:
+        """Run the steps to their end, also while being cancelled."""
+        return await shielded(run_steps_async(steps, self))
 
     async def _run_probe(self) -> object:
         try:

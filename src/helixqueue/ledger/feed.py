@@ -1,3 +1,4 @@
+# Generated from feed_async.py by `make twins`: change that file.
 """Feeds: events in order, each delivered together with the consumer's own transaction.
 
 ```python
@@ -13,27 +14,26 @@ next consumer of the feed gets the same events.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from helixqueue.engine import ledgers
 from helixqueue.errors import Refused
 from helixqueue.failpoints import failpoint
-from helixqueue.ledger.remote_feed import AsyncRemoteFeed, RemoteFeed
+from helixqueue.ledger.remote_feed import RemoteFeed
 from helixqueue.operations import feeds
 from helixqueue.postgres.caller_transaction import translating
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     import psycopg
 
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.steps import Steps
-    from helixqueue.postgres.database import AsyncDatabase, Database
+    from helixqueue.postgres.database import Database
     from helixqueue.records.ledger import FeedEvent
 
 POLL_SECONDS: Final = 0.2
@@ -41,7 +41,7 @@ _UNUSED = "expected `with feed.transaction()` for each event or page of the feed
 
 
 class Feed(RemoteFeed):
-    """A feed of a client that connects to PostgreSQL, for threads."""
+    """A feed of a client that connects to PostgreSQL: `for event in feed`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Feed(RemoteFeed):
         )
         while True:
             with self._connection() as database:
-                database.connection.autocommit = False
+                database.connection.set_autocommit(False)
                 try:
                     page = database.run(take)
                     if page:
@@ -88,7 +88,7 @@ class Feed(RemoteFeed):
                     self._open = None
                     if not database.connection.closed:
                         database.connection.rollback()
-                        database.connection.autocommit = True
+                        database.connection.set_autocommit(True)
             if not page:
                 if until_idle:
                     return
@@ -107,73 +107,5 @@ class Feed(RemoteFeed):
                 connection.commit()
         except BaseException:
             connection.rollback()
-            raise
-        failpoint("feed.committed")
-
-
-class AsyncFeed(AsyncRemoteFeed):
-    """`Feed` for event loops: `async for event in feed`, `async with feed.transaction()`."""
-
-    def __init__(
-        self,
-        run: Callable[[Steps[Any]], Awaitable[Any]],
-        operations: Operations,
-        name: str,
-        connection: Callable[[], AbstractAsyncContextManager[AsyncDatabase]],
-    ) -> None:
-        super().__init__(run, operations, name)
-        self._connection = connection
-        self._open: psycopg.AsyncConnection[Any] | None = None
-
-    def __aiter__(self) -> AsyncIterator[FeedEvent]:
-        """Wait for events and yield them one at a time, without end."""
-        return self.events()
-
-    async def events(self, *, until_idle: bool = False) -> AsyncIterator[FeedEvent]:
-        """Yield one event at a time; with `until_idle`, until there is none."""
-        async for page in self.pages(1, until_idle=until_idle):
-            yield page[0]
-
-    async def pages(
-        self, size: int = 500, *, until_idle: bool = False
-    ) -> AsyncIterator[list[FeedEvent]]:
-        """Yield up to `size` events at a time: one transaction for each page."""
-        take = ledgers.take_feed(
-            tenant=self._operations.tenant, feed=self.name, limit=feeds.demand_page(size)
-        )
-        while True:
-            async with self._connection() as database:
-                await database.connection.set_autocommit(False)
-                try:
-                    page = await database.run(take)
-                    if page:
-                        failpoint("feed.taken")
-                        self._open = database.connection
-                        yield page
-                        if self._open is not None:
-                            raise Refused(_UNUSED)
-                finally:
-                    self._open = None
-                    if not database.connection.closed:
-                        await database.connection.rollback()
-                        await database.connection.set_autocommit(True)
-            if not page:
-                if until_idle:
-                    return
-                await asyncio.sleep(POLL_SECONDS)
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-        """Run your statements in the transaction that has taken the events, then commit it."""
-        connection, self._open = self._open, None
-        if connection is None:
-            raise Refused("expected an event of the feed first: async for event in feed")
-        try:
-            with translating():
-                yield connection
-                failpoint("feed.effect")
-                await connection.commit()
-        except BaseException:
-            await connection.rollback()
             raise
         failpoint("feed.committed")

@@ -1,3 +1,4 @@
+# Generated from remote_feed_async.py by `make twins`: change that file.
 """Feeds without a transaction: the consumer reads events, and confirms them after its effect."""
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from helixqueue.operations import feeds
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from helixqueue.operations.batches import Operations
@@ -55,47 +56,4 @@ class RemoteFeed:
     def status(self) -> FeedRow:
         """Return the feed's position and how far it is behind."""
         row: FeedRow = self._run(feeds.show_feed(self._operations, self.name))
-        return row
-
-
-class AsyncRemoteFeed:
-    """`RemoteFeed` for event loops."""
-
-    def __init__(
-        self, run: Callable[[Steps[Any]], Awaitable[Any]], operations: Operations, name: str
-    ) -> None:
-        self._run, self._operations, self.name = run, operations, name
-
-    async def declare(self, *, ledger: str | None, queue: str | None, start: str) -> None:
-        """Create the feed; without a source it must exist."""
-        await self._run(
-            feeds.declare(self._operations, self.name, ledger=ledger, queue=queue, start=start)
-        )
-
-    async def read(self, limit: int = 100) -> list[FeedEvent]:
-        """Return the next events without moving the feed."""
-        page: Page[FeedEvent] = await self._run(
-            feeds.read_feed(self._operations, self.name, limit=limit)
-        )
-        return list(page.rows)
-
-    async def confirm(self, events: Sequence[FeedEvent]) -> bool:
-        """Move the feed behind these events; False if it is not where they were read any more."""
-        moved: bool = await self._run(feeds.confirm(self._operations, self.name, events))
-        return moved
-
-    async def pause(self, reason: str) -> None:
-        """Deliver nothing until `resume`."""
-        await self._run(feeds.pause_feed(self._operations, self.name, reason=reason))
-
-    async def resume(self, reason: str) -> None:
-        await self._run(feeds.resume_feed(self._operations, self.name, reason=reason))
-
-    async def rewind(self, reason: str, since: datetime | None = None) -> None:
-        """Deliver again: all events, or those at or after `since`."""
-        await self._run(feeds.rewind_feed(self._operations, self.name, reason=reason, since=since))
-
-    async def status(self) -> FeedRow:
-        """Return the feed's position and how far it is behind."""
-        row: FeedRow = await self._run(feeds.show_feed(self._operations, self.name))
         return row

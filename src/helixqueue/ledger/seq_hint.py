@@ -1,135 +1,22 @@
-"""A cache of the greatest seq per entity, in Redis or Valkey. It saves a query, never decides.
-
-An event with a seq strictly below the cached one was written before: in a strict ledger every seq
-up to the greatest exists. Such an event may be skipped. An equal or greater seq, a miss, an error,
-a timeout or a forged entry goes to the database. Entries are written after the commit.
-
-An entry carries the epoch of the database and an HMAC with a key that only this run of this
-database derives: the key changes with the server's start, the cluster, the database and the table
-(`helix.ledger_hint_key_v1`). So entries of another database, or from before a restart, a restore or
-a failover, do not count: an older state may have been restored, which lacks the events that they
-name. Key and epoch are read over a connection that the hint keeps, and again every second. A
-restart of the server closes that connection, and the hint is not used before both are read again.
-
-```
-helix:ledger:<hex HMAC of the entity>  ->  32 bytes HMAC, then "<epoch>:<seq>"
-```
-"""
+# Generated from seq_hint_async.py by `make twins`: change that file.
+"""The cache of seqs of one ledger, in Redis or Valkey; `hint_key` describes its entries."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import hmac
-import logging
-import threading
-import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from redis import Redis
-from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import RedisError
 
-from helixqueue.engine import ledgers
-from helixqueue.errors import HelixError
-from helixqueue.postgres.database import is_usable
+from helixqueue.ledger.hint_key import CachedSeq
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helixqueue.postgres.database import Database
+    from helixqueue.ledger.hint_key import HintKeys
     from helixqueue.records.ledger import Appended
 
-log = logging.getLogger("helixqueue.ledger.hint")
-
-PREFIX: Final = "helix:ledger:"
-MAC_BYTES: Final = 32
 TIMEOUT_SECONDS: Final = 0.05
-KEY_SECONDS: Final = (
-    1.0  # then the key is read again: a table may be restored while the server runs
-)
 ENTRY_SECONDS: Final = 7 * 86_400  # entries of earlier runs of the server are never read again
 _KNOWN: Final = frozenset(("written", "duplicate"))
-
-
-@dataclass(frozen=True, slots=True)
-class HintKey:
-    """The epoch and key of a ledger's entries, of one run of one database."""
-
-    epoch: int
-    key: bytes
-
-    def name(self, entity: str) -> str:
-        return PREFIX + self._mac(entity.encode()).hex()
-
-    def encode(self, name: str, seq: int) -> bytes:
-        text = f"{self.epoch}:{seq}".encode()
-        return self._mac(name.encode() + text) + text
-
-    def decode(self, name: str, entry: object) -> int:
-        """Return the cached seq; 0 if there is no valid entry of this epoch."""
-        if not isinstance(entry, bytes):
-            return 0
-        mac, text = entry[:MAC_BYTES], entry[MAC_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(name.encode() + text)):
-            log.error("a cached seq has a wrong HMAC and is ignored; the database decides")
-            return 0
-        epoch, _, seq = text.decode().partition(":")
-        return int(seq) if int(epoch) == self.epoch else 0
-
-    def _mac(self, message: bytes) -> bytes:
-        return hmac.digest(self.key, message, hashlib.sha256)
-
-
-@dataclass(frozen=True, slots=True)
-class CachedSeq:
-    """What the cache knows of an entity, before its event is sent.
-
-    The answer is noted with the key of that moment: if the database was restored in between, no
-    client reads the entry.
-    """
-
-    key: HintKey
-    name: str
-    seq: int  # 0: nothing
-
-
-class HintKeys:
-    """Reads the key over a connection of its own; threads share it."""
-
-    def __init__(self, connect: Callable[[], Database], tenant: str, ledger: str) -> None:
-        self._connect = connect
-        self._call = ledgers.hint_key(tenant=tenant, ledger=ledger)
-        self._database: Database | None = None
-        self._key: HintKey | None = None
-        self._read_at = 0.0
-        self._lock = threading.Lock()
-
-    def current(self) -> HintKey | None:
-        """Return the key of the database that runs now; None while it cannot be read."""
-        with self._lock:
-            database = self._database
-            try:
-                if database is None or not is_usable(database.connection):
-                    self._disconnect()
-                    database = self._database = self._connect()
-                elif time.monotonic() - self._read_at < KEY_SECONDS:
-                    return self._key
-                self._read_at = time.monotonic()
-                self._key = HintKey(*database.run(self._call))
-            except HelixError:
-                self._disconnect()
-            return self._key
-
-    def close(self) -> None:
-        with self._lock:
-            self._disconnect()
-
-    def _disconnect(self) -> None:
-        database, self._database, self._key = self._database, None, None
-        if database is not None:
-            database.close()
 
 
 class SeqHint:
@@ -167,40 +54,3 @@ class SeqHint:
     def close(self) -> None:
         self._keys.close()
         self._redis.close()
-
-
-class AsyncSeqHint:
-    """The same for event loops."""
-
-    def __init__(self, keys: HintKeys, url: str) -> None:
-        self._keys = keys
-        self._redis: Any = AsyncRedis.from_url(
-            url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
-        )
-
-    async def look(self, entity: str) -> CachedSeq | None:
-        """Return what is cached of a canonical entity; None if the cache must not be used."""
-        key = await asyncio.to_thread(self._keys.current)
-        if key is None:
-            return None
-        name = key.name(entity)
-        try:
-            entry = await self._redis.get(name)
-        except (RedisError, OSError):
-            return None
-        return CachedSeq(key, name, key.decode(name, entry))
-
-    async def note(self, cached: CachedSeq, answer: Appended) -> None:
-        """Store the greatest seq after a commit; a failure is harmless."""
-        if answer.decision not in _KNOWN or answer.seq is None:
-            return
-        try:
-            await self._redis.set(
-                cached.name, cached.key.encode(cached.name, answer.seq), ex=ENTRY_SECONDS
-            )
-        except (RedisError, OSError):
-            return
-
-    async def close(self) -> None:
-        self._keys.close()
-        await self._redis.aclose()

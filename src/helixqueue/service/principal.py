@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from helixqueue.engine import reads, service_calls, tokens
 from helixqueue.engine.tokens import TOKEN
-from helixqueue.fence.fence import AsyncFences
+from helixqueue.fence.fence_async import AsyncFences
 from helixqueue.fence.http.request_key import Owners
 from helixqueue.operations.batches import Operations
 from helixqueue.operations.steps import Execute, Step, Steps, run_steps_async

@@ -16,10 +16,8 @@ from helixqueue.postgres.caller_transaction import translating
 from helixqueue.postgres.database import AsyncDatabase, Database
 from helixqueue.postgres.pool import AsyncPool, Pool
 from helixqueue.postgres.sqlstate import translate
-from helixqueue.transport.handler_transactions import (
-    AsyncPostgresHandlerTransactions,
-    PostgresHandlerTransactions,
-)
+from helixqueue.transport.handler_transactions import PostgresHandlerTransactions
+from helixqueue.transport.handler_transactions_async import AsyncPostgresHandlerTransactions
 from helixqueue.transport.protocol import LeaseRef
 
 if TYPE_CHECKING:

@@ -14,12 +14,8 @@ from typing_extensions import TypeVar
 from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, key_text
 from helixqueue.records.lease import SealedToken
-from helixqueue.worker.handler_transaction import (
-    AsyncCallerTransaction,
-    AsyncTransaction,
-    CallerTransaction,
-    Transaction,
-)
+from helixqueue.worker.handler_transaction import CallerTransaction, Transaction
+from helixqueue.worker.handler_transaction_async import AsyncCallerTransaction, AsyncTransaction
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

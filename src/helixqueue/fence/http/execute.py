@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from helixqueue.engine.fences import FenceDecision, FenceLease
     from helixqueue.fence.decision_log import DecisionLog
-    from helixqueue.fence.fence import AsyncFences
+    from helixqueue.fence.fence_async import AsyncFences
     from helixqueue.fence.heartbeat import AsyncFenceHeartbeat
     from helixqueue.fence.hint import SealedCache
     from helixqueue.fence.http.request_key import Owners, RequestKey

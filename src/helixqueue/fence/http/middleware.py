@@ -41,7 +41,7 @@ from helixqueue.log.lines import event
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from helixqueue.fence.fence import AsyncFences
+    from helixqueue.fence.fence_async import AsyncFences
     from helixqueue.fence.hint import SealedCache
     from helixqueue.fence.policy import Route
 

@@ -1,0 +1,56 @@
+"""The cache of seqs of one ledger, in Redis or Valkey; `hint_key` describes its entries."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from helixqueue.ledger.hint_key import CachedSeq
+
+if TYPE_CHECKING:
+    from helixqueue.ledger.hint_key import HintKeys
+    from helixqueue.records.ledger import Appended
+
+TIMEOUT_SECONDS: Final = 0.05
+ENTRY_SECONDS: Final = 7 * 86_400  # entries of earlier runs of the server are never read again
+_KNOWN: Final = frozenset(("written", "duplicate"))
+
+
+class AsyncSeqHint:
+    """`url`: of Redis or Valkey."""
+
+    def __init__(self, keys: HintKeys, url: str) -> None:
+        self._keys = keys
+        self._redis: Any = Redis.from_url(
+            url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
+        )
+
+    async def look(self, entity: str) -> CachedSeq | None:
+        """Return what is cached of a canonical entity; None if the cache must not be used."""
+        key = await asyncio.to_thread(self._keys.current)
+        if key is None:
+            return None
+        name = key.name(entity)
+        try:
+            entry = await self._redis.get(name)
+        except (RedisError, OSError):
+            return None
+        return CachedSeq(key, name, key.decode(name, entry))
+
+    async def note(self, cached: CachedSeq, answer: Appended) -> None:
+        """Store the greatest seq after a commit; a failure is harmless."""
+        if answer.decision not in _KNOWN or answer.seq is None:
+            return
+        try:
+            await self._redis.set(
+                cached.name, cached.key.encode(cached.name, answer.seq), ex=ENTRY_SECONDS
+            )
+        except (RedisError, OSError):
+            return
+
+    async def close(self) -> None:
+        self._keys.close()
+        await self._redis.aclose()
