@@ -269,7 +269,7 @@ def test_several_processes_export_the_sum_of_their_counters(tmp_path):
         "limits = TenantLimits(1, 'x', kind='too-busy', retry_after=1)\n"
         "metrics = Metrics(limits, limits)\n"
         "child = os.fork()\n"
-        "metrics.count_decision('new')\n"
+        "metrics.count_problem('conflict')\n"
         "if child:\n"
         "    os.waitpid(child, 0)\n"
         "    print(metrics.text())"
@@ -279,7 +279,7 @@ def test_several_processes_export_the_sum_of_their_counters(tmp_path):
             env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
             capture_output=True, text=True, check=True, timeout=60,
         )  # fmt: skip
-    assert 'helix_submit_decisions_total{decision="new"} 2.0' in done.stdout
+    assert 'helix_http_problems_total{problem="conflict"} 2.0' in done.stdout
 
 
 @pytest.mark.skipif(POOLED, reason="the pooler does not concern Prometheus")

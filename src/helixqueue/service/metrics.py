@@ -1,5 +1,7 @@
 """Metrics of this process, and those that the database keeps, for Prometheus.
 
+What the database counts, such as submissions and attempts, is not counted here again.
+
 Labels are bounded and never contain keys, batch ids or actual paths. Tenants are labels only in the
 response to a token with the scope `metrics`, which an operator grants.
 """
@@ -58,14 +60,6 @@ class Metrics(Collector):
             "helix_http_request_seconds", "Time to respond.", ("route",), buckets=BUCKETS,
             registry=registry,
         )  # fmt: skip
-        self._decisions = Counter(
-            "helix_submit_decisions_total", "Submissions by decision.", ("decision",),
-            registry=registry,
-        )  # fmt: skip
-        self._worker_writes = Counter(
-            "helix_worker_answers_total", "Worker writes by answer.", ("operation", "answer"),
-            registry=registry,
-        )  # fmt: skip
         self._problems = Counter(
             "helix_http_problems_total", "Problem responses by kind.", ("problem",),
             registry=registry,
@@ -78,13 +72,6 @@ class Metrics(Collector):
     def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
-
-    def count_decision(self, decision: str, submissions: int = 1) -> None:
-        """Count submissions: new, duplicate, conflict or refused."""
-        self._decisions.labels(decision).inc(submissions)
-
-    def count_worker_write(self, operation: str, answer: str) -> None:
-        self._worker_writes.labels(operation, answer).inc()
 
     def count_problem(self, problem: str) -> None:
         self._problems.labels(problem).inc()

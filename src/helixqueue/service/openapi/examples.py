@@ -156,8 +156,8 @@ _CHANGE = (
     f'data: {{"batch_id": "{BATCH}", "version": 2, "to_state": "ASSIGNED"}}\n\n'
 )
 _METRICS = (
-    "# TYPE helix_submit_decisions_total counter\n"
-    'helix_submit_decisions_total{decision="new"} 1.0\n'
+    "# TYPE helix_submissions_total counter\n"
+    'helix_submissions_total{queue="basecall",decision="new"} 1.0\n'
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import groupby
 from typing import Annotated, Any
 from uuid import UUID
@@ -101,11 +100,9 @@ async def submit(
         request_log.add(decision=decision)
         if isinstance(refused, InvalidIdentity):
             request_log.add(**refused_fields(*refused_identity(_identity(body), refused)))
-        service.metrics.count_decision(decision)
         raise
     if result.without_identity:
         request_log.warn(without_identity=1)
-    service.metrics.count_decision(result.decision)
     request_log.add(batch=result.receipt.batch_id, decision=result.decision)
     content = responses.submitted(
         result, values=principal.sees_payloads, request_id=request_log.request_id
@@ -148,10 +145,7 @@ async def submit_many(
     without_identity = sum(result.without_identity for result in results)
     if without_identity:
         request_log.warn(without_identity=without_identity)
-    decisions = Counter([result.decision for result in results])
-    for decision, submissions in decisions.items():
-        service.metrics.count_decision(decision, submissions)
-    request_log.add(decision=sorted(decisions))
+    request_log.add(decision=sorted({result.decision for result in results}))
     return responses.json_response({"submitted": content})
 
 

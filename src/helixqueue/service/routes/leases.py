@@ -104,7 +104,7 @@ async def claim(
     hints = service.claim_hints.of_worker(principal.tenant, body.worker)
     marks = hints.now(time.monotonic())
     claimed = await principal.execute(claim_call(hints=marks, settle=settle))
-    answers = _answers("settle", opened, claimed.settled, service, request_log)
+    answers = _answers("settle", opened, claimed.settled, request_log)
     if marks and not claimed.leases:
         # There may be work before the hints. Nothing was claimed, so the request id is unused.
         claimed = await principal.execute(claim_call())
@@ -130,10 +130,10 @@ async def claim(
     **operation("work"),
 )
 async def start(
-    body: LeasesRequest, principal: PrincipalDep, service: ServiceDep, request_log: RequestLogDep
+    body: LeasesRequest, principal: PrincipalDep, request_log: RequestLogDep
 ) -> models.LeaseWritesResponse:
     """Each answer is ok, repeat, refused (with the current owner), busy or illegal."""
-    return await _write(calls.start, body, principal, service, request_log)
+    return await _write(calls.start, body, principal, request_log)
 
 
 @routes.post(
@@ -143,13 +143,13 @@ async def start(
     **operation("work"),
 )
 async def renew(
-    body: LeasesRequest, principal: PrincipalDep, service: ServiceDep, request_log: RequestLogDep
+    body: LeasesRequest, principal: PrincipalDep, request_log: RequestLogDep
 ) -> models.LeaseWritesResponse:
     """After the answer `refused` the worker should stop: another worker owns the batch.
 
     A batch that is being settled has the answer `busy`; renew it again.
     """
-    return await _write(calls.renew, body, principal, service, request_log)
+    return await _write(calls.renew, body, principal, request_log)
 
 
 @routes.post(
@@ -177,7 +177,7 @@ async def settle(
     opened = _open(principal, cipher, [item.lease for item in body.settlements])
     settlements = await _settlements(principal, service, body.settlements, opened, raw_body)
     writes = await principal.execute(calls.settle(worker=body.worker, settlements=settlements))
-    answers = _answers("settle", opened, writes, service, request_log)
+    answers = _answers("settle", opened, writes, request_log)
     return models.LeaseWritesResponse(answers=answers)
 
 
@@ -188,11 +188,11 @@ async def settle(
     **operation("work"),
 )
 async def release(
-    body: ReleaseRequest, principal: PrincipalDep, service: ServiceDep, request_log: RequestLogDep
+    body: ReleaseRequest, principal: PrincipalDep, request_log: RequestLogDep
 ) -> models.LeaseWritesResponse:
     """For a worker that shuts down or cannot do the work; the batch is claimable at once."""
     call = partial(calls.release, detail=body.detail)
-    return await _write(call, body, principal, service, request_log)
+    return await _write(call, body, principal, request_log)
 
 
 @routes.post(
@@ -265,14 +265,13 @@ async def _write(
     call: Callable[..., Call[list[WriteResult]]],
     body: LeasesRequest,
     principal: PrincipalDep,
-    service: ServiceDep,
     request_log: RequestLogDep,
 ) -> models.LeaseWritesResponse:
     request_log.add(worker=body.worker)
     opened = _open(principal, await principal.cipher(), body.leases)
     leases = [LeaseRef(lease.batch, lease.token) for lease in opened.values() if lease is not None]
     writes = await principal.execute(call(worker=body.worker, leases=leases))
-    answers = _answers(request_log.operation, opened, writes, service, request_log)
+    answers = _answers(request_log.operation, opened, writes, request_log)
     return models.LeaseWritesResponse(answers=answers)
 
 
@@ -317,7 +316,6 @@ def _answers(
     verb: str,
     opened: Opened,
     writes: Iterable[WriteResult],
-    service: ServiceDep,
     request_log: RequestLogDep,
 ) -> list[models.LeaseWriteResponse]:
     """Count and log each write, above all refusals with both workers.
@@ -329,7 +327,6 @@ def _answers(
     written += [(text, UNKNOWN_LEASE) for text, lease in opened.items() if lease is None]
     for text, write in written:
         lease = opened[text]
-        service.metrics.count_worker_write(verb, write.answer)
         request_log.add_step(
             verb,
             batch=None if lease is None else lease.batch_id,
