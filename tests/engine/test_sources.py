@@ -129,7 +129,7 @@ def test_new_source_of_a_failed_batch_is_answered_by_default(lab):
     assert lab.location(batch)[0] == "FAILED"
     with HelixQueue(lab.database.dsn("pool"), tenant="a") as helix:
         repeated = helix.submit(lab.q, identity="s1", payload={}, source=source(lab, "3-1"))
-    assert f"helixq batch retry {batch}" in repeated.hint
+    assert f"helixq batch retry {batch}" in repeated.advice
 
 
 def test_new_source_retries_a_failed_batch_once_where_the_queue_says_so(lab):

@@ -9,18 +9,18 @@ import pytest
 from helixqueue.engine import migrate as migration
 from helixqueue.engine import revision
 from helixqueue.engine.migrate import migrate, print_sql
-from helixqueue.engine.migrations import steps
+from helixqueue.engine.migrations import ddl
 from helixqueue.errors import HelixError
 
 LATER = """
-from helixqueue.engine.migrations import steps
+from helixqueue.engine.migrations import ddl
 
 revision = "0002"
 down_revision = "0001"
 
 
 def upgrade() -> None:
-    steps.build_index("create unique index concurrently sample_once on public.sample (name)")
+    ddl.build_index("create unique index concurrently sample_once on public.sample (name)")
 """
 
 
@@ -102,7 +102,7 @@ def test_printed_script_recovers_as_well(samples):
 def test_other_statements_are_refused(wrong):
 
     with pytest.raises(ValueError, match="expected `create"):
-        steps.build_index(wrong)
+        ddl.build_index(wrong)
 
 
 def validity(database):

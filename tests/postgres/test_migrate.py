@@ -85,7 +85,7 @@ def test_failed_revision_leaves_nothing(empty, monkeypatch, tmp_path):
     (tmp_path / "1_good.sql").write_text("create schema helix_leftover;", encoding="utf-8")
     (tmp_path / "2_bad.sql").write_text("select 1 / 0; -- 100% :wrong", encoding="utf-8")
     with monkeypatch.context() as patch:
-        patch.setattr("helixqueue.engine.migrations.steps.SQL", tmp_path)
+        patch.setattr("helixqueue.engine.migrations.ddl.SQL", tmp_path)
         with pytest.raises(Exception, match="its revision is not recorded: division by zero"):
             migrate(empty.dsn("helix_migrator"))
     assert empty.value("select to_regnamespace('helix_leftover')::text") is None
@@ -97,7 +97,7 @@ def test_lock_timeout_is_retryable(empty, monkeypatch, tmp_path):
     (tmp_path / "1_wait.sql").write_text(
         "set local lock_timeout = '50ms'; alter table public.busy add x int;", encoding="utf-8"
     )
-    monkeypatch.setattr("helixqueue.engine.migrations.steps.SQL", tmp_path)
+    monkeypatch.setattr("helixqueue.engine.migrations.ddl.SQL", tmp_path)
     with empty.connect("helix_bootstrap") as holder:
         holder.execute("create table public.busy (); alter table busy owner to helix_migrator")
         with holder.transaction():

@@ -46,15 +46,15 @@ $$;
 create function helix.colour_v1() returns text language sql as $f$ select 'none' $f$;
 """
 REVISION = """
-from helixqueue.engine.migrations import steps
+from helixqueue.engine.migrations import ddl
 
 revision = "0002"
 down_revision = "0001"
 
 
 def upgrade():
-    steps.run("../migrations/colour.sql")
-    steps.build_index("create index concurrently batch_colour on helix.batch (colour) ")
+    ddl.run("../migrations/colour.sql")
+    ddl.build_index("create index concurrently batch_colour on helix.batch (colour) ")
 """
 
 

@@ -231,8 +231,8 @@ def _print_accepted(accepted: Accepted[Any], *, as_json: bool) -> None:
     if accepted.differs:
         differing = ", ".join(accepted.differs)
         show.progress(f"the options of the first submission apply; these differ: {differing}")
-    if accepted.hint is not None:
-        show.progress(accepted.hint)
+    if accepted.advice is not None:
+        show.progress(accepted.advice)
 
 
 @dataclass

@@ -74,10 +74,10 @@ def _check_options(name: str, options: FenceOptions) -> None:
     """A misspelled `within` would turn a local effect into a foreign one."""
     for option in options.keys() - FenceOptions.__annotations__.keys():
         near = get_close_matches(option, FenceOptions.__annotations__, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        suggestion = f" (did you mean {near[0]}?)" if near else ""
         raise TypeError(
             f"fence {name}: expected options among "
-            f"{', '.join(FenceOptions.__annotations__)}{hint}, got {option}"
+            f"{', '.join(FenceOptions.__annotations__)}{suggestion}, got {option}"
         )
 
 

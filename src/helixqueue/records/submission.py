@@ -164,7 +164,7 @@ class Submitted(NamedTuple, Generic[R]):
     without_identity: bool = False  # of a new batch: none was given, or a placeholder
 
     @property
-    def hint(self) -> str | None:
+    def advice(self) -> str | None:
         """How to retry the batch, if this is a repeat of work that FAILED."""
         if self.decision != "duplicate" or self.state is not State.FAILED or self.receipt is None:
             return None

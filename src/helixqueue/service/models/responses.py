@@ -43,7 +43,7 @@ class SubmittedResponse(BaseModel):
     receipt: ReceiptResponse | None
     state: State | None
     differs: list[str]
-    hint: str | None = None
+    advice: str | None = None
     without_identity: bool = False
     problem: ProblemResponse | None = None
 
@@ -103,8 +103,8 @@ def submitted(result: Submitted[Any], *, values: bool, request_id: str) -> dict[
     if result.receipt is not None:
         batch_id, key, fingerprint = result.receipt.texts
         content["receipt"] = {"batch_id": batch_id, "key": key, "fingerprint": fingerprint}
-    if result.hint is not None:
-        content["hint"] = result.hint
+    if result.advice is not None:
+        content["advice"] = result.advice
     if result.without_identity:
         content["without_identity"] = True
     if result.error is not None:

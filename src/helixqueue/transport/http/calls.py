@@ -41,7 +41,7 @@ SETTLE_MAX = 100
 
 def submit(
     *,
-    tenant: str,  # noqa: ARG001 - as the store's
+    tenant: str,  # noqa: ARG001 - the token determines it
     queue: str,
     profile: str,  # noqa: ARG001
     rows: Sequence[SubmissionRow],
@@ -82,7 +82,7 @@ def _submission(row: SubmissionRow) -> bytes:
 def read_submitted(document: dict[str, Any]) -> SubmittedRow:
     receipt = document["receipt"]
     if receipt is not None:
-        # The key gives the batch's id.
+        # The receipt derives the batch id from the key.
         receipt = Receipt.stored(key_bytes(receipt["key"]), bytes.fromhex(receipt["fingerprint"]))
     error = None
     if document.get("problem"):
@@ -107,7 +107,7 @@ def note_refused(
     return post(at("queues", queue, "refused"), {"refused": document}, lambda _: None)
 
 
-# Actions of people.
+# Actions of operators.
 
 
 def cancel(
@@ -143,7 +143,7 @@ def erase(
 def release_by_id(
     *, ids: Sequence[UUID], reason: str, actor: str | None = None
 ) -> HttpCall[list[ActionResult]]:
-    """An operator's release: the lease ends, at no cost of an attempt."""
+    """Release leases on behalf of an operator; the attempt is not counted."""
     return _act_on_batch("release", ids, reason, actor)
 
 
@@ -202,7 +202,7 @@ def claim(
     settle: Sequence[Settlement] = (),
     tenant: str | None = None,  # noqa: ARG001 - the token decides
 ) -> HttpCall[ClaimResult]:
-    """Take up to `count` leases; settle what is finished and start what is taken, in one commit.
+    """Claim up to `count` batches; settle finished ones and start the claimed ones in one commit.
 
     The same `request` again gives the same leases again: repeat with it when an answer was lost.
     """
@@ -322,7 +322,7 @@ def _text(lease: LeaseRef | Settlement) -> str:
 
 
 def hello(*, worker: str, free: dict[str, Any]) -> HttpCall[None]:
-    """Report that a worker is alive, with its free resources, for lists of workers."""
+    """Report that a worker is alive, so that lists of workers show it with its resources."""
     free = dict(free)
     body = {"worker": worker, "free": free}
     body |= {name: free.pop(name) for name in ("health", "progress") if name in free}
@@ -330,7 +330,7 @@ def hello(*, worker: str, free: dict[str, Any]) -> HttpCall[None]:
 
 
 def expect(*, worker: str, queues: Sequence[str], seconds: float) -> HttpCall[str | None]:
-    """Wake this worker for so long, with 0 not any more; gives the mark to wait with."""
+    """Subscribe a worker to wake-ups, or with 0 seconds end it; returns the mark for `wait`."""
     body = {"worker": worker, "queues": list(queues), "seconds": seconds}
     return post(at("work", "expect"), body, lambda document: document["mark"])
 
@@ -338,7 +338,7 @@ def expect(*, worker: str, queues: Sequence[str], seconds: float) -> HttpCall[st
 def wait(
     *, worker: str, queues: Sequence[str], mark: str | None, seconds: float
 ) -> HttpCall[tuple[bool, str | None]]:
-    """Whether something came since the mark was given, at the latest after so long; a new mark."""
+    """Wait for work submitted since `mark`; returns whether there was any, and a new mark."""
     return post(
         at("work", "wait"),
         {"worker": worker, "queues": list(queues), "mark": mark, "seconds": seconds},

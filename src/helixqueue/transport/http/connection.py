@@ -49,12 +49,12 @@ class ServiceAddress:
     token: str = field(repr=False)
     connections: int = 10
     connect_seconds: float = 10.0
-    answer_seconds: float = 30.0  # for one request, beyond what it asks to be held
+    answer_seconds: float = 30.0  # for one response, beyond the time that a request may wait
     wait_seconds: float = 10.0  # for a free connection
 
     def __post_init__(self) -> None:
         httpx = library()
-        # A password in it would reach logs; it is not even shown here.
+        # Errors do not show a password in the URL: it would reach logs.
         shown = ascii(self.url).rpartition("@")[2][:80]
         try:
             url = httpx.URL(self.url)
@@ -82,7 +82,7 @@ class ServiceAddress:
             "limits": httpx.Limits(
                 max_connections=self.connections,
                 max_keepalive_connections=self.connections,
-                keepalive_expiry=4.0,  # before the service closes what rests, not after
+                keepalive_expiry=4.0,  # sooner than the service closes idle connections
             ),
             # Reading all certificates takes longer than a request, and plain HTTP needs none.
             "verify": url.scheme == "https" and _trusted(),
@@ -100,7 +100,7 @@ def library() -> Any:
 
 
 def _trusted() -> ssl.SSLContext:
-    """The authorities of the usual browsers, or those of SSL_CERT_FILE alone where it is set."""
+    """The usual certificate authorities, or only those of SSL_CERT_FILE if it is set."""
     try:
         context: ssl.SSLContext = library().create_ssl_context()
     except OSError as error:
@@ -147,7 +147,7 @@ class _ConnectionBase:
 
 
 class HttpConnection(_ConnectionBase):
-    """For threads, which share it; a forked child gets connections of its own."""
+    """For threads, which share it; a forked child gets its own connections."""
 
     def __init__(self, where: ServiceAddress) -> None:
         super().__init__(where)
@@ -165,7 +165,7 @@ class HttpConnection(_ConnectionBase):
         try:
             answer = client.send(client.build_request(**self._request(call)))
         except library().HTTPError as error:
-            raise _trouble(self.where, error) from error
+            raise _unavailable(self.where, error) from error
         return Reply(answer.status_code, answer.headers, answer.content)
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class HttpConnection(_ConnectionBase):
 
     def _client(self) -> httpx.Client:
         if self._closed:
-            raise Unavailable(CLOSED, retry_after=math.inf)  # repeating it is of no use
+            raise Unavailable(CLOSED, retry_after=math.inf)  # a repeat cannot succeed
         with self._lock:
             mine = self._clients.get(os.getpid())
             if mine is None:
@@ -185,7 +185,7 @@ class HttpConnection(_ConnectionBase):
 
 
 class AsyncHttpConnection(_ConnectionBase):
-    """For tasks; each event loop has connections of its own, and closes them when it ends."""
+    """For tasks; each event loop has its own connections and closes them when it ends."""
 
     def __init__(self, where: ServiceAddress) -> None:
         super().__init__(where)
@@ -202,7 +202,7 @@ class AsyncHttpConnection(_ConnectionBase):
         try:
             answer = await client.send(client.build_request(**self._request(call)))
         except library().HTTPError as error:
-            raise _trouble(self.where, error) from error
+            raise _unavailable(self.where, error) from error
         return Reply(answer.status_code, answer.headers, answer.content)
 
     async def close(self) -> None:
@@ -214,11 +214,11 @@ class AsyncHttpConnection(_ConnectionBase):
 
     async def _client(self) -> httpx.AsyncClient:
         if self._closed:
-            raise Unavailable(CLOSED, retry_after=math.inf)  # repeating it is of no use
+            raise Unavailable(CLOSED, retry_after=math.inf)  # a repeat cannot succeed
         loop = asyncio.get_running_loop()
         place = (os.getpid(), id(loop))
         keeper = self._keepers.get(place)
-        # A new loop may stand where an ended one stood, under the same id.
+        # A new loop can have the id of one that ended.
         if keeper is None or keeper.loop is not loop:
             self._keepers = {k: v for k, v in self._keepers.items() if not v.loop.is_closed()}
             keeper = self._keepers[place] = _Keeper(
@@ -229,7 +229,10 @@ class AsyncHttpConnection(_ConnectionBase):
 
 
 class _Keeper:
-    """One loop's connections. A loop that ends closes the generators it has seen: `life` is one."""
+    """The connections of one event loop.
+
+    A loop closes its async generators when it ends, and `life` is one: it closes the connections.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> None:
         self.loop = loop
@@ -246,7 +249,7 @@ class _Keeper:
 CLOSED = "this client was closed; create a new one"
 
 
-def _trouble(where: ServiceAddress, error: Exception) -> Unavailable:
+def _unavailable(where: ServiceAddress, error: Exception) -> Unavailable:
     httpx = library()
     what = str(error) or type(error).__name__
     if isinstance(error, httpx.PoolTimeout):
@@ -264,7 +267,7 @@ def _trouble(where: ServiceAddress, error: Exception) -> Unavailable:
         return Unavailable(
             f"no service answers at {where.url}: {what}; check the URL and that the service runs"
         )
-    # The request was sent, in part at least.
+    # At least part of the request was sent.
     return Unavailable(
         f"the service at {where.url} did not answer: {what}; repeat the call",
         outcome_unknown=True,

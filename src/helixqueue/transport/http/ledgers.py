@@ -1,4 +1,4 @@
-"""Appending to user ledgers over HTTP, with the payloads as the JSON that they are already."""
+"""Appending to user ledgers over HTTP; payloads are sent as the JSON text that they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a problem (RFC 9457) back to the error it was made of."""
+"""Turns problem responses (RFC 9457) of a service into errors."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ LONGEST_RETRY_AFTER_S: Final = 60.0
 
 
 def kind_of(body: bytes) -> str:
-    """The last word of a problem's type; empty if it is none of ours."""
+    """The kind of a problem: its type without the prefix; empty for any other body."""
     return _kind(_document(body))
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HelixError:
-    """What the service refused with; whatever is not its own words means that it is away."""
+    """The error of a response. A response that is no problem of the service means Unavailable."""
     document = _document(body)
     return error_from(document, status, _retry_after(headers.get("retry-after")))
 
@@ -54,7 +54,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HelixError
 def error_from(
     document: dict[str, Any], status: int | None = None, retry_after: float | None = None
 ) -> HelixError:
-    """The error of a problem, also of one inside of another answer."""
+    """The error of a problem, also of one inside another response."""
     kind = _kind(document)
     status = status or int(document.get("status", 500))
     message = str(
@@ -70,7 +70,7 @@ def error_from(
     if status == 413 and not kind:
         return Refused("a proxy before the service refused the body (413); it must take 1 MiB")
     if status >= 500 or status in {408, 429} or not kind:
-        # A proxy's 502, or a fault in the middle of something: the outcome is unknown.
+        # A 502 of a proxy, or a fault while the service processed the request.
         unknown = status >= 500 and not (kind and document.get("outcome_unknown") is False)
         return Unavailable(message, outcome_unknown=unknown, retry_after=retry_after)
     return Refused(message)

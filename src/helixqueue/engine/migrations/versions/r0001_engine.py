@@ -6,11 +6,11 @@ explicit, and each change is a new revision that runs the changed files.
 
 from __future__ import annotations
 
-from helixqueue.engine.migrations import steps
+from helixqueue.engine.migrations import ddl
 
 revision = "0001"
 down_revision = None
 
 
 def upgrade() -> None:
-    steps.run(*steps.all_files(), "../migrations/hand_over.sql")
+    ddl.run(*ddl.all_files(), "../migrations/hand_over.sql")

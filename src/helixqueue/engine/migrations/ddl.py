@@ -1,4 +1,4 @@
-"""The steps of a revision: run SQL files, build an index.
+"""What a revision executes: SQL files, and the building of an index.
 
 Scripts are passed to the driver unchanged. SQLAlchemy's `text()` would interpret `:word` as a bind
 parameter, and a driver with parameters would interpret `%`.
