@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from helixqueue.embedded.postgres import Postgres
+from helixqueue.embedded.server import Startable
 from helixqueue.embedded.valkey import Valkey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 __all__ = ["Postgres", "Servers", "Valkey"]
 
 
-class Servers:
+class Servers(Startable):
     """Both servers, under `postgres` and `valkey` in one directory."""
 
     def __init__(self, data_dir: Path, *, supervised: bool = True) -> None:
@@ -48,14 +48,3 @@ class Servers:
             self.valkey.stop()
         finally:
             self.postgres.stop()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()

@@ -60,18 +60,6 @@ class Postgres(EmbeddedServer):
         "has invalid permissions",
     )
 
-    def __init__(
-        self,
-        data_dir: Path,
-        *,
-        settings: Mapping[str, str] | None = None,
-        bin_dir: Path | None = None,
-        supervised: bool = True,
-    ) -> None:
-        super().__init__(data_dir, supervised=supervised)
-        self._settings = dict(settings or {})
-        self._bin_dir = bin_dir
-
     @classmethod
     def replica_of(
         cls,

@@ -36,7 +36,7 @@ from helixqueue.embedded.supervisor import Supervisor
 from helixqueue.errors import Unavailable
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,23 @@ LOG_BYTES = 10_000_000
 _child_pids: set[tuple[int, int]] = set()
 
 
-class EmbeddedServer(ABC):
+class Startable(ABC):
+    """What a `with` block starts and stops."""
+
+    @abstractmethod
+    def start(self, progress: Progress | None = None) -> Self: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class EmbeddedServer(Startable):
     """One server in one directory, shared by all processes that start it there."""
 
     title: ClassVar[str]
@@ -65,7 +81,16 @@ class EmbeddedServer(ABC):
     # Log messages after which another attempt cannot succeed.
     fatal_messages: ClassVar[tuple[str, ...]]
 
-    def __init__(self, data_dir: Path, *, supervised: bool = True) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        bin_dir: Path | None = None,
+        supervised: bool = True,
+    ) -> None:
+        self._settings = dict(settings or {})
+        self._bin_dir = bin_dir
         self.directory = Path(data_dir).resolve()
         self.data = self.directory / "data"
         self.log = self.directory / "log"
@@ -130,17 +155,6 @@ class EmbeddedServer(ABC):
             self._process = os.getpid()
             self._sharing.forget()
             self._supervisor = None
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def kill(self) -> None:
         """Send SIGKILL to the server and wait for its end; for tests of recovery."""

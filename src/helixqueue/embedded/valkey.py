@@ -13,7 +13,6 @@ from helixqueue.embedded.server import EmbeddedServer
 from helixqueue.errors import Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from helixqueue.embedded.account import Account
@@ -50,18 +49,6 @@ class Valkey(EmbeddedServer):
         "Bad file format",
         "Can't handle",
     )
-
-    def __init__(
-        self,
-        data_dir: Path,
-        *,
-        settings: Mapping[str, str] | None = None,
-        bin_dir: Path | None = None,
-        supervised: bool = True,
-    ) -> None:
-        super().__init__(data_dir, supervised=supervised)
-        self._settings = dict(settings or {})
-        self._bin_dir = bin_dir
 
     @property
     def socket(self) -> Path:

@@ -10,13 +10,13 @@ import asyncio
 import logging
 import os
 import socket
-from contextlib import suppress
 from typing import Final
 
 from helixqueue.engine import duties
 from helixqueue.errors import HelixError, NotPermitted
 from helixqueue.log.lines import traceback_of
 from helixqueue.postgres.tenant_sessions import TenantSessions
+from helixqueue.service.background import BackgroundTask
 
 log = logging.getLogger("helixqueue.service.duties")
 POLL_SECONDS: Final = 0.5
@@ -24,21 +24,11 @@ RETRY_SECONDS: Final = 1.0  # while the database is unreachable
 ROWS_MAX: Final = 1_000  # per run
 
 
-class Duties:
+class Duties(BackgroundTask):
     def __init__(self, sessions: TenantSessions) -> None:
         self._sessions = sessions
         # The ledger names this actor when a lease of a worker that stopped renewing ends.
         self._actor = f"service {socket.gethostname()}.{os.getpid()}"[:255]
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="helix-duties")
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
 
     async def _run(self) -> None:
         is_waiting = False

@@ -46,18 +46,18 @@ class HotRoute(OperationRoute):
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = await self._respond(scope)
+            response = await self._respond(scope, receive)
         except (Problem, HelixError, RequestValidationError) as error:
             response = await error_response(scope, error)
         await response(scope, receive, send)
 
-    async def _respond(self, scope: Scope) -> Response:
+    async def _respond(self, scope: Scope, receive: Receive) -> Response:
         provided = {
             "principal": scope[PRINCIPAL_KEY],
             "service": scope["app"].state.service,
             "request_log": scope[SCOPE_KEY],
             "raw_body": scope[BODY_KEY],
-            "request": Request(scope),
+            "request": Request(scope, receive),
         }
         arguments = {name: provided[name] for name in self._provided}
         for name, adapter in self._path_params.items():

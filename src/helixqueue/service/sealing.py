@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from helixqueue.errors import HelixError
 from helixqueue.operate.seal import SEALS, last_head
+from helixqueue.service.background import BackgroundTask
 from helixqueue.service.problems import Problem
 
 if TYPE_CHECKING:
@@ -23,22 +23,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("helixqueue.service.sealing")
 
 
-class Sealing:
+class Sealing(BackgroundTask):
     def __init__(self, jobs: CheckJobs, signer: Signer, place: Path, seconds: float) -> None:
         self._jobs = jobs
         self._signer = signer
         self._place = place
         self._seconds = seconds
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="helix-sealing")
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
 
     async def _run(self) -> None:
         while True:

@@ -5,27 +5,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from helixqueue import errors
 from helixqueue.errors import (
     Conflict,
     HelixError,
-    IllegalTransition,
     InDoubt,
     InProgress,
     InvalidIdentity,
     InvalidPayload,
-    NameTaken,
     NoResult,
-    NoSuchEntity,
-    NoSuchFeed,
-    NoSuchFence,
-    NoSuchLedger,
-    NoSuchLetter,
-    NoSuchQueue,
-    NoSuchToken,
     NotInDoubt,
     NotPermitted,
-    QueueClosed,
-    QueueNotEmpty,
     Refused,
     ResultGone,
     Retryable,
@@ -114,12 +104,11 @@ def _invalid_identity(message: str, document: dict[str, Any], _: float | None) -
 # Errors whose only argument is the message, by the kind of their problem.
 _PLAIN: Final[dict[str, type[HelixError]]] = {
     error.kind: error
-    for error in (
-        IllegalTransition, NameTaken, NoSuchEntity, NoSuchFeed, NoSuchFence, NoSuchLedger,
-        NoSuchLetter, NoSuchQueue, NoSuchToken, NotPermitted, QueueClosed, QueueNotEmpty,
-        Retryable, SchemaMismatch,
-    )
-}  # fmt: skip
+    for error in vars(errors).values()
+    if isinstance(error, type)
+    and issubclass(error, Refused | Retryable | SchemaMismatch)
+    and {"kind", "__init__"} & vars(error).keys() == {"kind"}
+}
 # Errors with more arguments, and kinds that share an error; all others are plain refusals.
 _ERRORS: Final[dict[str, Callable[[str, dict[str, Any], float | None], HelixError]]] = {
     "unauthenticated": lambda message, *_: NotPermitted(message),
