@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from datetime import datetime
 
 _RECORD_SEPARATOR = "\x1e"
 
@@ -38,6 +39,10 @@ def texts(values: Sequence[str | None] | None) -> str | None:
             return '{"' + _escaped(joined).replace("\0", '","') + '"}'
     quoted = ["null" if value is None else f'"{_escaped(value)}"' for value in values]
     return "{" + ",".join(quoted) + "}"
+
+
+def times(values: Sequence[datetime | None]) -> str | None:
+    return texts([None if value is None else value.isoformat() for value in values])
 
 
 def text_columns(rows: Sequence[Sequence[str] | None], count: int) -> tuple[str | None, ...]:

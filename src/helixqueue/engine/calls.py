@@ -11,11 +11,11 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import starmap
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 import orjson
 
-from helixqueue.engine.arrays import json_texts, numbers, plain, text_columns, texts
+from helixqueue.engine.arrays import json_texts, numbers, plain, text_columns, texts, times
 from helixqueue.identity import PART_SEPARATOR
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
@@ -27,16 +27,16 @@ from helixqueue.records.submission import Receipt, SubmissionRow, SubmittedRow
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from uuid import UUID
 
-
-T = TypeVar("T")
 _SQL = sql_texts("helixqueue.engine", "calls.sql")
 # Five times as fast as calling the enum, and done for every row.
 _STATES = {state.value: state for state in State}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DEFAULTS = frozenset((None, ""))
+# Options of a submission that are not texts.
+_ENCODERS: Final = {"priority": plain, "run_at": times, "expires_at": times}
 
 # Limits of one call; the caller splits larger sets into chunks.
 SUBMIT_ROWS_MAX = 10_000
@@ -56,17 +56,18 @@ def submit(
     columns = list(zip(*rows, strict=True)) or [()] * len(SubmissionRow._fields)
     identity, payload, *options, source = columns
     has_sources = any(source)
+    encoded = []
+    for name, column in zip(SubmissionRow._fields[2:-1], options, strict=True):
+        # A column of defaults is sent as one null instead of a thousand.
+        is_default = _DEFAULTS.issuperset(column)
+        encoded.append(None if is_default else _ENCODERS.get(name, texts)(column))
     return Call(
         _SQL["submit_from" if has_sources else "submit"],
         (
             *(tenant, queue, actor, profile),
             *(text_columns(source, 3) if has_sources else ()),
             *(texts(identity), json_texts(payload)),
-            # A column of defaults is sent as one null instead of a thousand.
-            *[
-                None if _DEFAULTS.issuperset(column) else encode(column)
-                for encode, column in zip(_ENCODERS, options, strict=True)
-            ],
+            *encoded,
         ),
         read_submitted,
     )
@@ -379,22 +380,6 @@ def _settlement_columns(settlements: Sequence[Settlement]) -> tuple[str | None, 
         plain(permanent) if any(permanent) else None,
         None if after.count(None) == count else plain(after),
     )
-
-
-def _times(values: Sequence[datetime | None]) -> str | None:
-    return texts([None if value is None else value.isoformat() for value in values])
-
-
-# Of the columns raw, revision, priority, run_at, expires_at, limit_key and requires.
-_ENCODERS: Final[tuple[Callable[[Any], str | None], ...]] = (
-    texts,
-    texts,
-    plain,
-    _times,
-    _times,
-    texts,
-    texts,
-)
 
 
 def _jsonb(value: object) -> str | None:

@@ -105,7 +105,8 @@ def identity_texts(raw: str | tuple[str, ...], profile: str) -> tuple[str, str |
 
     The same rules as `canonicalize`, without the object: a bulk submit needs thousands of these.
     """
-    if type(raw) is str and _is_plain(raw, _profile(profile)):
+    rules = PROFILES.get(profile)
+    if type(raw) is str and rules is not None and _is_plain(raw, rules):
         return raw, None
     identity = canonicalize(raw, profile)
     return identity.text, identity.raw_text if identity.changed else None

@@ -101,7 +101,13 @@ def prepare(
     identity, payload, revision, priority, run_at, expires_at, limit_key, requires, source = (
         submission
     )
-    text, raw = _identity_texts(known, identity)
+    text, raw = None, None
+    if identity is not None:
+        text, raw = identity_texts(identity, known.row.profile)
+    if text is None or is_placeholder(text, known.placeholders):
+        if known.row.unknown == "refuse":
+            raise _no_identity(known, identity)
+        text, raw = None, raw or text  # a placeholder remains as the raw text
     payload_text = known.payload_text(payload)
     if payload_bytes_max is not None and len(payload_text.encode()) > payload_bytes_max:
         raise InvalidPayload(
@@ -127,23 +133,13 @@ def prepare(
     )
 
 
-def _identity_texts(
-    known: KnownQueue, identity: str | tuple[str, ...] | None
-) -> tuple[str | None, str | None]:
-    """Canonical text and raw text; a placeholder is no identity and remains as the raw text."""
-    text, raw = None, None
-    if identity is not None:
-        text, raw = identity_texts(identity, known.row.profile)
-        if not is_placeholder(text, known.placeholders):
-            return text, raw
-    if known.row.unknown == "refuse":
-        raise InvalidIdentity(
-            f"expected an identity, got {ascii(identity)[:80]}: queue {known.row.name} refuses "
-            "work without an identity, which cannot be deduplicated; pass an identity, or declare "
-            "the queue with unknown='accept'",
-            code="missing",
-        )
-    return None, raw or text
+def _no_identity(known: KnownQueue, identity: object) -> InvalidIdentity:
+    return InvalidIdentity(
+        f"expected an identity, got {ascii(identity)[:80]}: queue {known.row.name} refuses "
+        "work without an identity, which cannot be deduplicated; pass an identity, or declare "
+        "the queue with unknown='accept'",
+        code="missing",
+    )
 
 
 def submission_of(row: Submission | Mapping[str, Any]) -> Submission:
