@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from helixqueue import Refused
 from helixqueue.dashboard.app import create_app
 from helixqueue.service import slow_clients
 from helixqueue.service.run import OWN_FILES, config_of
@@ -266,3 +268,9 @@ def is_refused(site):
             return False
     except ConnectionRefusedError:
         return True
+
+
+def test_uvicorn_without_a_hook_of_the_limits_is_refused_at_the_start(monkeypatch):
+    monkeypatch.delattr(HttpToolsProtocol, "on_headers_complete")
+    with pytest.raises(Refused, match="whose HTTP protocol has on_headers_complete, got"):
+        slow_clients.connection_class(None)

@@ -12,8 +12,10 @@ import uuid
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from helixqueue.errors import Refused
 from helixqueue.service.problems import Problem
 
 if TYPE_CHECKING:
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 
 MAX_HEAD_BYTES: Final = 32 * 1024
 SHUTDOWN_SECONDS: Final = 0.3  # longer than a request takes to arrive
+# What uvicorn calls. Under another name in a later release, a limit would silently not apply.
+HOOKS: Final = (
+    "connection_made", "connection_lost", "data_received", "on_message_begin", "on_url",
+    "on_header", "on_headers_complete", "on_body", "on_message_complete", "on_response_complete",
+    "pause_writing", "resume_writing", "shutdown", "send_400_response",
+)  # fmt: skip
 
 
 class IdleConnections:
@@ -183,4 +191,10 @@ class TimedConnection(HttpToolsProtocol):
 
 def connection_class(service: Service) -> type[TimedConnection]:
     """The protocol class of a service; uvicorn takes a class without further arguments."""
+    if missing := [name for name in HOOKS if not hasattr(HttpToolsProtocol, name)]:
+        raise Refused(
+            f"uvicorn: expected a release whose HTTP protocol has {', '.join(missing)}, got "
+            f"{uvicorn.__version__}, with which limits on slow clients would not apply; "
+            "install uvicorn 0.54"
+        )
     return type("TimedConnection", (TimedConnection,), {"tracker": IdleConnections(service)})
