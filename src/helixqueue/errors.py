@@ -11,8 +11,9 @@ HelixError
     NotPermitted             this role may not touch that tenant, queue or function
     NotInTransaction         `within=` needs an open transaction
     QueueClosed              the queue takes no new work now
-    NotFound                 the tenant has no such thing: NoSuchQueue, NoSuchLetter, NoSuchToken,
-                             NoSuchLedger, NoSuchEntity, NoSuchFeed, NoSuchFence
+    NotFound                 the tenant has no such thing: NoSuchBatch, NoSuchQueue, NoSuchWorker,
+                             NoSuchLetter, NoSuchToken, NoSuchLedger, NoSuchEntity, NoSuchFeed,
+                             NoSuchFence
     NotInDoubt               the fence is not in doubt, or has another version (.state, .version)
     NameTaken                the name of a token was used before
     QueueNotEmpty            the queue has or had batches
@@ -118,9 +119,14 @@ class LeaseLost(Refused):
 
 
 class IllegalTransition(Refused):
-    """There is no such arrow from the state the batch is in."""
+    """There is no such arrow from the `state` the batch is in."""
 
     kind = "illegal-transition"
+
+    def __init__(self, message: str, *, state: str | None = None, note: str | None = None) -> None:
+        super().__init__(message)
+        self.state = state
+        self.note = note
 
 
 class NotPermitted(Refused):
@@ -148,10 +154,22 @@ class NotFound(Refused):
     exit_status = 1
 
 
+class NoSuchBatch(NotFound):
+    """The tenant has no batch with that id, key or identity, or several have it."""
+
+    kind = "no-such-batch"
+
+
 class NoSuchQueue(NotFound):
     """The tenant has no queue of that name."""
 
     kind = "no-such-queue"
+
+
+class NoSuchWorker(NotFound):
+    """No worker has that name, or several names start with it."""
+
+    kind = "no-such-worker"
 
 
 class NoSuchLetter(NotFound):

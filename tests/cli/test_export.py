@@ -130,11 +130,9 @@ def test_failures_are_grouped_by_class_and_message(helixq, lab):
         ),
         failure(leases[3], permanent=True, failure="Full", detail="no space\nmore"),
     )
-    done = helixq("batch", "list", "--queue", lab.q, "--by-cause", "--json").json["causes"]
+    done = helixq("batch", "causes", "--queue", lab.q, "--json").json["rows"]
     assert [(cause["batches"], cause["failure"], cause["text"]) for cause in done] == [
         (3, "Torn", "(identity): N bytes"),
         (1, "Full", "no space"),
     ]
-    assert "retry a class" in helixq("batch", "list", "--queue", lab.q, "--by-cause").err
-    wrong = helixq("batch", "list", "--by-cause", "--state", "pending")
-    assert wrong.code == Exit.USAGE
+    assert "retry a class" in helixq("batch", "causes", "--queue", lab.q).err

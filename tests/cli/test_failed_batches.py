@@ -38,18 +38,18 @@ def test_failed_batches_are_listed_in_pages_by_failure_class_and_time(batch, lab
     words = ("list", "--queue", lab.q, "--state", "failed")
     first = batch(*words, "--limit", "3", "--json").json
     rest = batch(*words, "--after", first["next"], "--json").json
-    assert [row["batch_id"] for row in first["batches"] + rest["batches"]] == newer + older
+    assert [row["batch_id"] for row in first["rows"] + rest["rows"]] == newer + older
     assert rest["next"] is None
     [row, _] = batch("list", "--queue", lab.q, "--failure", "OutOfMemory").lines
     assert (row[0], row[2:5]) == (older[0], ["m00001", "FAILED", "1"])
     assert row[6].endswith("by w1: OutOfMemory 24 GB")
     for more in (["--since", "+1h"], ["--until", "1h"]):
-        assert batch(*words, *more, "--json").json["batches"] == []
+        assert batch(*words, *more, "--json").json["rows"] == []
 
 
 def test_json_of_a_failed_batch_has_failure_worker_and_time(batch, lab):
     [batch_id] = fail_batches(lab, detail="torn")
-    [row] = batch("list", "--queue", lab.q, "--state", "failed", "--json").json["batches"]
+    [row] = batch("list", "--queue", lab.q, "--state", "failed", "--json").json["rows"]
     assert row["finished_at"]
     named = ("batch_id", "tenant", "queue", "identity", "revision", "attempt", "failure", "detail",
              "finished_by", "last_worker")  # fmt: skip
@@ -72,12 +72,12 @@ def test_batches_are_retried_by_name_and_leave_the_list(batch, lab):
     assert [line[1:4] for line in done.lines] == [
         ["s00001", "ok", "PENDING"], ["s00000", "ok", "PENDING"],
     ]  # fmt: skip
-    assert batch(*words, "--json").json["verdicts"][0]["answer"] == "repeat"
+    assert batch(*words, "--json").json["rows"][0]["answer"] == "repeat"
     assert batch("list", "--queue", lab.q, "--state", "failed").lines == []
     lab.complete(*lab.claim(2))
     done = batch(*words, "--json")
     assert done.code == Exit.NO
-    assert {row["answer"] for row in done.json["verdicts"]} == {"illegal"}
+    assert {row["answer"] for row in done.json["rows"]} == {"illegal"}
 
 
 def test_batches_are_retried_by_filter_up_to_a_limit(batch, lab):
@@ -85,7 +85,7 @@ def test_batches_are_retried_by_filter_up_to_a_limit(batch, lab):
     fail_batches(lab, prefix="o", failure="Other")
     words = ("retry", "--queue", lab.q, "--failure", "Broken", "--reason", "x")
     first = batch(*words, "--limit", "2", "--json").json
-    assert [row["batch_id"] for row in first["verdicts"]] == ids[:2]
+    assert [row["batch_id"] for row in first["rows"]] == ids[:2]
     last = batch(*words, "--limit", "2", "--after", first["next"])
     assert [line[0] for line in last.lines] == ids[2:]
     assert batch(*words).code == Exit.OK  # nothing is left
@@ -96,10 +96,9 @@ def test_retry_without_limit_takes_all_that_match(batch, lab):
     ids = fail_batches(lab, 600)
     words = ("retry", "--queue", lab.q, "--reason", "x")
     preview = batch(*words, "--dry-run", "--json").json
-    assert preview["dry_run"]
-    assert [row["batch_id"] for row in preview["verdicts"]] == ids
-    assert {(row["answer"], row["state"]) for row in preview["verdicts"]} == {("ok", "FAILED")}
-    assert [row["batch_id"] for row in batch(*words, "--json").json["verdicts"]] == ids
+    assert [row["batch_id"] for row in preview["rows"]] == ids
+    assert {(row["answer"], row["state"]) for row in preview["rows"]} == {("ok", "FAILED")}
+    assert [row["batch_id"] for row in batch(*words, "--json").json["rows"]] == ids
     assert batch("list", "--queue", lab.q, "--state", "failed").lines == []
 
 
@@ -128,7 +127,7 @@ def test_batches_are_cancelled_by_filter(batch, lab):
         ["--reason", "x"],
         ["--queue", "q", "--reason", " "],
         ["S-1", "--failure", "Broken", "--reason", "x"],
-        ["S-1", "--limit", "1", "--reason", "x"],
+        ["S-1", "S-2", "--limit", "1", "--reason", "x"],
         ["--queue", "q", "--limit", "100001", "--reason", "x"],
     ],
     ids=str,

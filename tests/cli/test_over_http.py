@@ -64,10 +64,10 @@ def test_worker_list_shows_status_slots_and_own_workers(over_http, site, monkeyp
         for name in outputs:
             hello = {"worker": name, "free": {"gpus": 2}}
             assert http.post("/v1/work/hello", json=hello).status_code == 204
-    document = over_http("worker", "list", "--since", "1h", "--json").json["workers"]
+    document = over_http("worker", "list", "--since", "1h", "--json").json["rows"]
     [first, _, _] = [item for item in document if item["name"] in outputs]
     assert (first["role"], first["free"]["gpus"], first["leases"]) == (None, 2, 0)
-    assert over_http("worker", "list", "--since", "+1h", "--json").json == {"workers": []}
+    assert over_http("worker", "list", "--since", "+1h", "--json").json["rows"] == []
     assert "gpus 2" in over_http("worker", "list").out
     with site.client() as http:
         hello = {"worker": f"gpu-0-{over_http.q}", "health": {"slots": 4, "busy": 3}}
@@ -80,7 +80,7 @@ def test_worker_list_shows_status_slots_and_own_workers(over_http, site, monkeyp
     # The database keeps them by the login of the service, which is not this one.
     assert not outputs & {
         item["name"].removeprefix("a/")
-        for item in over_http.direct("worker", "list", "--json").json["workers"]
+        for item in over_http.direct("worker", "list", "--json").json["rows"]
     }
 
 
@@ -96,7 +96,7 @@ def test_list_returns_the_requested_number_of_rows_over_http(over_http, database
     ):  # fmt: skip
         words = ("batch", "list", "--queue", over_http.q, *filters, "--limit", limit, "--json")
         answer, direct = over_http(*words).json, over_http.direct(*words).json
-        rows = answer["batches"]
+        rows = answer["rows"]
         assert len({row["batch_id"] for row in rows}) == len(rows) == wanted
         # A service encrypts its cursors, so the two texts differ.
         for page in (answer, direct):
@@ -118,7 +118,7 @@ def test_batch_can_be_submitted_shown_and_cancelled_over_http(over_http, tmp_pat
     many = over_http("submit", q, "--from", rows, "--json").json
     # In CSV a payload's members are texts, so S-1 comes with another payload.
     assert (many["rows"], many["new"], many["conflict"]) == (2, 1, 1)
-    [row] = over_http("batch", "list", "--queue", q, "--identity", "S-1", "--json").json["batches"]
+    [row] = over_http("batch", "list", "--queue", q, "--identity", "S-1", "--json").json["rows"]
     for ref in (row["batch_id"], row["key"], "S-1"):
         document = over_http("batch", "show", ref, "--queue", q, "--payload", "--json").json
         assert (document["batch_id"], document["payload"]) == (row["batch_id"], {"n": 1})
@@ -136,7 +136,7 @@ def test_operator_releases_a_batch_of_a_lost_worker(over_http, database, way):
         lab.submit("S-1")
         [lease] = lab.claim()
         words = ("batch", "release", "S-1", "--queue", lab.q, "--reason", "the node is gone")
-        assert run(*words, "--json").json["verdicts"][0]["state"] == "PENDING"
+        assert run(*words, "--json").json["rows"][0]["state"] == "PENDING"
         assert [item.answer for item in lab.complete(lease)] == ["refused"]
         kept = "select detail from helix.result where batch = %s order by version desc limit 1"
         assert lab.value(kept, lease.batch) == "the node is gone"

@@ -19,6 +19,7 @@ WORDS = {
     "submit": ["q", "S-1"],
     "work": ["q", "--exec", "true"],
     "batch list": [],
+    "batch causes": [],
     "batch show": ["S-1"],
     "batch export": [],
     "batch retry": ["S-1", "--reason", "x"],

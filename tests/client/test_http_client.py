@@ -28,7 +28,6 @@ from helixqueue import (
     Unavailable,
     errors,
 )
-from helixqueue.client.backend import backend_of
 from helixqueue.errors import NoSuchQueue
 from helixqueue.fence.http.problem import PROBLEMS as FENCE_PROBLEMS
 from helixqueue.fence.http.problem import FenceProblem
@@ -284,12 +283,11 @@ def with_hidden_numbers(detail, lab):
 def test_http_reads_equal_the_reads_of_the_database(site, lab, name):
     from helixqueue.engine import reads as direct  # noqa: PLC0415
     from helixqueue.operations import queues  # noqa: PLC0415
-    from helixqueue.transport.http import reads  # noqa: PLC0415
 
     [row] = lab.submit(("a", "b"), payload={"n": 1}, revision="2")
     lab.complete(*lab.claim(), result='{"reads":7}')
     with HelixClient(site.url, token=site.token()) as helix:
-        answer = backend_of(helix).run(reads.batch_detail(row.receipt.batch_id, payload=True))
+        answer = helix.batch(row.receipt, payload=True)
         stored = lab.run(direct.batch_detail(row.receipt.batch_id, payload=True))
         # A service hides the numbers that all tenants share; everything else is equal.
         assert answer == with_hidden_numbers(stored, lab) != stored

@@ -17,6 +17,8 @@ from tests.support.service import Site, serving, settings_for
 OTHER = {"ahelix", "monkeypatch", "tmp_path"}
 LEFT_OUT = {
     "test_within_refuses_objects_that_are_no_connection",
+    # Its coroutine opens the database again.
+    "test_pages_of_a_list_neither_skip_nor_repeat_rows",
     # A service has a bound of its own before the database's.
     "test_limit_of_the_database_is_reported_in_words",
     # A service also notes the reason, which is counted there.

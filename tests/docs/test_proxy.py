@@ -92,7 +92,7 @@ def test_repeat_with_its_key_gets_the_first_response(http, lab):
     assert (first.status_code, second.status_code) == (201, 201)
     assert first.json() == second.json()
     assert second.headers["idempotency-replayed"] == "true"
-    [found] = http.get("/v1/batches", params={"identity": "Sämple-Ω-1"}).json()["batches"]
+    [found] = http.get("/v1/batches", params={"identity": "Sämple-Ω-1"}).json()["rows"]
     assert found["batch_id"] == first.json()["receipt"]["batch_id"]
 
 

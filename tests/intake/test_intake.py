@@ -379,8 +379,8 @@ def test_producers_of_every_kind_are_understood(stream):
 def test_batch_shows_the_entry_that_asked_for_it(stream):
     [entry] = stream.add("s1")
     stream.drain()
-    call = reads.batch_detail_by_identity("a", stream.queue, "s1")
-    [source] = stream.lab.run(call).sources
+    [row] = stream.lab.run(reads.batches(queue=stream.queue, identity="s1")).rows
+    [source] = stream.lab.run(reads.batch_detail(row.batch_id)).sources
     assert (source.kind, source.name, source.id) == ("stream", stream.stream, entry)
     assert source.actor == "intake g/c1"
 

@@ -82,17 +82,7 @@ def lists(lab) -> dict[str, dict[str, Any]]:
         "revisions": {"identity": "again"},
         "revisions, state": {"identity": "again", "state": State.FAILED},
         "identity, state, time": {"identity": "rare", "state": State.FAILED, "until": middle},
-        "identity, run": {"identity": "rare", "run": 8},
-        "identity, other run": {"identity": "rare", "run": 7},
-        "run": {"run": 7},
-        "small run": {"run": 8},
-        "no such run": {"run": 9},
-        "run, time": {"run": 7, "until": middle},
-        "run, queue": {"run": 8, "queue": "calm"},
-        "run, worker": {"run": 8, "worker": "seldom"},
-        "run, worker, state": {"run": 8, "worker": "seldom", "state": State.COMPLETED},
         "identity, worker": {"identity": "old00001", "worker": "seldom"},
-        "run, none such": {"run": 7, "state": State.FAILED},
     }
     for state in State:
         found |= {

@@ -39,11 +39,11 @@ def test_batch_without_attempts_left_is_listed_with_its_last_worker(http, lab):
     batch_id = submit(http, lab).json()["receipt"]["batch_id"]
     [lease] = lab.claim(worker="ada")
     lab.settle(failure(lease, after_seconds=0), worker="ada")
-    assert list_failed(http, lab) == {"batches": [], "next": None}
+    assert list_failed(http, lab) == {"rows": [], "next": None}
     [lease] = lab.claim(worker="bo")
     lab.pass_time(lease.batch)
     lab.run(calls.reap(actor="ada"))
-    [batch] = list_failed(http, lab)["batches"]
+    [batch] = list_failed(http, lab)["rows"]
     assert batch["finished_at"]
     assert "bo did not renew" in batch["detail"]
     # Ada reaped the lease; bo held it.
@@ -58,7 +58,7 @@ def test_batch_without_attempts_left_is_listed_with_its_last_worker(http, lab):
 
 def test_permanent_failure_is_listed_and_shows_its_attempts(site, http, lab):
     [batch_id] = fail_batches(lab, failure="Contaminated", detail="reads of a mouse")
-    [batch] = list_failed(http, lab)["batches"]
+    [batch] = list_failed(http, lab)["rows"]
     assert (batch["failure"], batch["detail"], batch["last_worker"]) == (
         "Contaminated", "reads of a mouse", "w1",
     )  # fmt: skip
@@ -69,7 +69,7 @@ def test_permanent_failure_is_listed_and_shows_its_attempts(site, http, lab):
     ]
     with site.client("read") as reader:
         assert "mouse" not in reader.get(f"/v1/batches/{batch_id}").text
-        [batch] = list_failed(reader, lab)["batches"]
+        [batch] = list_failed(reader, lab)["rows"]
         assert (batch["failure"], batch["detail"]) == ("Contaminated", None)
 
 
@@ -77,7 +77,7 @@ def test_retried_batch_runs_again_and_leaves_the_list(site, http, lab):
     [batch_id] = fail_batches(lab)
     with site.client("operate", "read", name=f"ann-{lab.q}") as ann:
         assert retry(ann, batch_ids=[batch_id, batch_id]).json() == {
-            "answers": [
+            "rows": [
                 {
                     "batch_id": batch_id, "answer": "ok", "state": "PENDING", "note": None,
                     "queue": lab.q, "identity": "s00000", "revision": "",
@@ -85,21 +85,21 @@ def test_retried_batch_runs_again_and_leaves_the_list(site, http, lab):
             ],
             "next": None,
         }  # fmt: skip
-        assert retry(ann, batch_ids=[batch_id]).json()["answers"][0]["answer"] == "repeat"
-    assert list_failed(http, lab)["batches"] == []
+        assert retry(ann, batch_ids=[batch_id]).json()["rows"][0]["answer"] == "repeat"
+    assert list_failed(http, lab)["rows"] == []
     event = http.get(f"/v1/batches/{batch_id}").json()["events"][-1]
     assert (event["reason"], event["actor"], event["detail"]) == (
         "retried", f"ann-{lab.q}", "a new flow cell",
     )  # fmt: skip
     lab.complete(*lab.claim())
-    [answer] = retry(http, batch_ids=[batch_id]).json()["answers"]
+    [answer] = retry(http, batch_ids=[batch_id]).json()["rows"]
     assert (answer["answer"], answer["state"]) == ("illegal", "COMPLETED")
 
 
 def test_erased_batch_cannot_be_retried_and_does_not_affect_others(http, lab):
     erased, other = fail_batches(lab, 2)
     http.post(f"/v1/batches/{erased}/erase", json={"reason": "consent withdrawn"})
-    answers = {row["batch_id"]: row for row in retry(http, queue=lab.q).json()["answers"]}
+    answers = {row["batch_id"]: row for row in retry(http, queue=lab.q).json()["rows"]}
     assert answers[other]["answer"] == "ok"
     assert (answers[erased]["answer"], answers[erased]["note"]) == (
         "illegal", "its payload was erased",
@@ -110,34 +110,34 @@ def test_retry_by_filter_is_bounded_and_returns_a_cursor(http, lab):
     ids = fail_batches(lab, 5)
     others = fail_batches(lab, 2, prefix="o", failure="Other")
     first = retry(http, queue=lab.q, failure="Broken", limit=3).json()
-    assert [row["batch_id"] for row in first["answers"]] == ids[:3]
+    assert [row["batch_id"] for row in first["rows"]] == ids[:3]
     last = retry(http, queue=lab.q, failure="Broken", limit=3, after=first["next"]).json()
-    assert [row["batch_id"] for row in last["answers"]] == ids[3:]
+    assert [row["batch_id"] for row in last["rows"]] == ids[3:]
     assert last["next"] is None
-    assert [row["batch_id"] for row in list_failed(http, lab)["batches"]] == others
+    assert [row["batch_id"] for row in list_failed(http, lab)["rows"]] == others
 
 
 def test_dry_run_lists_the_batches_and_changes_nothing(http, lab):
     erased, *others = fail_batches(lab, 3)
     http.post(f"/v1/batches/{erased}/erase", json={"reason": "consent withdrawn"})
     for selection in ({"queue": lab.q}, {"batch_ids": [erased, *others]}):
-        answers = retry(http, **selection, dry_run=True).json()["answers"]
+        answers = retry(http, **selection, dry_run=True).json()["rows"]
         assert [(row["identity"], row["answer"], row["state"]) for row in answers] == [
             ("s00002", "illegal", "FAILED"),
             ("s00001", "ok", "FAILED"),
             ("s00000", "ok", "FAILED"),
         ]
-    assert len(list_failed(http, lab)["batches"]) == 3
+    assert len(list_failed(http, lab)["rows"]) == 3
     [event] = http.get(f"/v1/batches/{others[0]}").json()["events"][-1:]
     assert event["to_state"] == "FAILED"
 
 
 def test_batch_that_fails_again_is_not_retried_twice(http, lab):
     fail_batches(lab, 2)
-    until = list_failed(http, lab)["batches"][0]["finished_at"]  # exclusive: only the other
-    assert len(retry(http, queue=lab.q, until=until).json()["answers"]) == 1
+    until = list_failed(http, lab)["rows"][0]["finished_at"]  # exclusive: only the other
+    assert len(retry(http, queue=lab.q, until=until).json()["rows"]) == 1
     lab.fail(*lab.claim(), permanent=True)
-    assert retry(http, queue=lab.q, until=until).json() == {"answers": [], "next": None}
+    assert retry(http, queue=lab.q, until=until).json() == {"rows": [], "next": None}
 
 
 def test_retry_repeated_with_its_key_retries_no_more(http, lab):
@@ -146,7 +146,7 @@ def test_retry_repeated_with_its_key_retries_no_more(http, lab):
     key = {"Idempotency-Key": f'"{uuid.uuid4()}"'}
     responses = [http.post("/v1/batches/retry", json=body, headers=key).json() for _ in range(2)]
     assert responses[0] == responses[1]
-    assert len(list_failed(http, lab)["batches"]) == 2
+    assert len(list_failed(http, lab)["rows"]) == 2
 
 
 def test_pages_and_filters_return_each_failed_batch_once(http, lab):
@@ -155,22 +155,22 @@ def test_pages_and_filters_return_each_failed_batch_once(http, lab):
     listed, after = [], {}
     while True:
         page = list_failed(http, lab, limit=2, **after)
-        listed += [row["batch_id"] for row in page["batches"]]
+        listed += [row["batch_id"] for row in page["rows"]]
         if page["next"] is None:
             break
         after = {"after": page["next"]}
     assert listed == ids
-    rows = list_failed(http, lab, failure="OutOfMemory")["batches"]
+    rows = list_failed(http, lab, failure="OutOfMemory")["rows"]
     assert [row["batch_id"] for row in rows] == ids[2:]
     # A failure class implies the state.
     query = {"queue": lab.q, "failure": "OutOfMemory"}
-    assert http.get("/v1/batches", params=query).json()["batches"] == rows
+    assert http.get("/v1/batches", params=query).json()["rows"] == rows
     since = rows[0]["finished_at"]
-    assert len(list_failed(http, lab, since=since)["batches"]) == 3
-    assert len(list_failed(http, lab, until=since)["batches"]) == 2
-    [row] = list_failed(http, lab, identity="m00001", failure="OutOfMemory")["batches"]
+    assert len(list_failed(http, lab, since=since)["rows"]) == 3
+    assert len(list_failed(http, lab, until=since)["rows"]) == 2
+    [row] = list_failed(http, lab, identity="m00001", failure="OutOfMemory")["rows"]
     assert row["batch_id"] == older[1]
-    assert list_failed(http, lab, identity="m00001", failure="Broken")["batches"] == []
+    assert list_failed(http, lab, identity="m00001", failure="Broken")["rows"] == []
 
 
 def test_other_tenant_neither_lists_nor_retries_failed_batches(site, http, lab):
@@ -178,15 +178,15 @@ def test_other_tenant_neither_lists_nor_retries_failed_batches(site, http, lab):
     with Lab(site.database, q=lab.q) as there:
         there.queue(tenant="b")
     with site.client(tenant="b") as other:
-        assert list_failed(other, lab)["batches"] == []
+        assert list_failed(other, lab)["rows"] == []
         responses = [other.get(f"/v1/batches/{item}") for item in (batch_id, uuid.uuid4())]
         assert [problem_kind(response) for response in responses] == ["no-such-batch"] * 2
         for dry_run in (True, False):
-            [answer] = retry(other, batch_ids=[batch_id], dry_run=dry_run).json()["answers"]
+            [answer] = retry(other, batch_ids=[batch_id], dry_run=dry_run).json()["rows"]
             assert (answer["answer"], answer["state"]) == ("refused", None)
             assert (answer["queue"], answer["identity"], answer["revision"]) == (None, None, None)
-            assert retry(other, queue=lab.q, dry_run=dry_run).json()["answers"] == []
-    assert len(list_failed(http, lab)["batches"]) == 1
+            assert retry(other, queue=lab.q, dry_run=dry_run).json()["rows"] == []
+    assert len(list_failed(http, lab)["rows"]) == 1
 
 
 def test_token_without_read_scope_learns_no_identity_from_actions(site, lab):
@@ -194,7 +194,7 @@ def test_token_without_read_scope_learns_no_identity_from_actions(site, lab):
     with site.client("operate") as operator, site.client("operate", "read") as reader:
         for client, shown in ((operator, None), (reader, lab.q)):
             for selection in ({"batch_ids": [batch_id]}, {"queue": lab.q}):
-                [answer] = retry(client, dry_run=True, **selection).json()["answers"]
+                [answer] = retry(client, dry_run=True, **selection).json()["rows"]
                 assert (answer["batch_id"], answer["answer"]) == (batch_id, "ok")
                 assert answer["queue"] == shown
                 assert (answer["identity"] is None) is (shown is None)
@@ -206,14 +206,12 @@ def test_cancel_by_filter_takes_batches_in_one_state(http, lab):
     lab.submit_many(3)
     lab.claim()
     selection = {"queue": lab.q, "state": "PENDING"}
-    answers = cancel(http, **selection, dry_run=True).json()["answers"]
+    answers = cancel(http, **selection, dry_run=True).json()["rows"]
     assert [(row["answer"], row["state"]) for row in answers] == [("ok", "PENDING")] * 2
-    answers = cancel(http, **selection).json()["answers"]
+    answers = cancel(http, **selection).json()["rows"]
     assert [(row["answer"], row["state"]) for row in answers] == [("ok", "CANCELLED")] * 2
-    [running] = http.get("/v1/batches", params={"queue": lab.q, "state": "RUNNING"}).json()[
-        "batches"
-    ]
-    [answer] = cancel(http, batch_ids=[running["batch_id"]]).json()["answers"]
+    [running] = http.get("/v1/batches", params={"queue": lab.q, "state": "RUNNING"}).json()["rows"]
+    [answer] = cancel(http, batch_ids=[running["batch_id"]]).json()["rows"]
     assert (answer["answer"], answer["state"]) == ("ok", "CANCELLED")
 
 

@@ -162,21 +162,21 @@ def test_responses_without_a_model_match_the_document(http, lab):
     retry = {"reason": "mended", "queue": lab.q}
     retried = http.post("/v1/batches/retry", json=retry).json()
     assert {row["decision"] for row in chunk["submitted"]} == {"new", "conflict", "refused"}
-    assert {row["state"] for row in page["batches"]} == {
+    assert {row["state"] for row in page["rows"]} == {
         "FAILED", "COMPLETED", "RUNNING", "PENDING",
     }  # fmt: skip
-    assert len(failed["batches"]) == len(retried["answers"]) == 1
+    assert len(failed["rows"]) == len(retried["rows"]) == 1
     for name, response in (
         ("SubmitManyResponse", chunk),
         ("SubmittedResponse", single),
-        ("BatchPageResponse", page),
-        ("BatchPageResponse", failed),
-        ("ActionsResponse", retried),
+        ("Page_BatchRow_", page),
+        ("Page_BatchRow_", failed),
+        ("Page_ActionResult_", retried),
     ):
         assert fits({"$ref": f"#/components/schemas/{name}"}, response) == [], name
     # The schema allows further members, which would be undocumented.
     for name, row in (
-        ("BatchRow", failed["batches"][0]),
-        ("ActionResult", retried["answers"][0]),
+        ("BatchRow", failed["rows"][0]),
+        ("ActionResult", retried["rows"][0]),
     ):
         assert row.keys() == DOCUMENT["components"]["schemas"][name]["properties"].keys()

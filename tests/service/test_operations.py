@@ -16,13 +16,25 @@ from helixqueue.client.backend import backend_of
 from helixqueue.engine import fences as fence_calls
 from helixqueue.errors import Unavailable
 from helixqueue.fence import operations as fences
-from helixqueue.operations import feeds, identities, ledgers, letters, overview, queues, tokens
+from helixqueue.operations import (
+    batch_actions,
+    batch_reads,
+    feeds,
+    identities,
+    ledgers,
+    letters,
+    overview,
+    queues,
+    tokens,
+    workers,
+)
 from helixqueue.operations.operation import operations_of
 from helixqueue.records.fence import FenceDetail
 from helixqueue.records.letter import LetterDetail, LetterRow
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import Payload
 from helixqueue.records.queue import QueueRow
+from helixqueue.records.worker import WorkerDetail
 from helixqueue.transport.http.call import Reply
 from helixqueue.transport.http.derived_calls import request_of
 from tests.support.lab import POOLED, Lab
@@ -33,7 +45,19 @@ REASON = {"reason": "the table test"}
 RESOLUTION = {**REASON, "applied": True, "effect": "re_1", "result": {"id": "re_1"}}
 OPERATIONS = {
     operation.name: operation
-    for subject in (*(overview, queues, identities, letters, tokens, ledgers, feeds, fences),)
+    for subject in (
+        overview,
+        batch_reads,
+        batch_actions,
+        workers,
+        queues,
+        identities,
+        letters,
+        tokens,
+        ledgers,
+        feeds,
+        fences,
+    )
     for operation in operations_of(subject)
 }
 
@@ -55,6 +79,18 @@ TABLE = {
     "search": Case("read", 200),
     "list_waiting": Case("read", 200),
     "prove_batch": Case("read", 200),
+    "list_batches": Case("read", 200),
+    "show_batch": Case("read", 200),
+    "show_outcome": Case("read", 200),
+    "list_causes": Case("read", 200),
+    "retry_batches": Case("operate", 200, REASON),
+    "cancel_batches": Case("operate", 200, REASON),
+    "retry_batch": Case("operate", 200, REASON),
+    "cancel_batch": Case("operate", 200, REASON),
+    "release_batch": Case("operate", 200, REASON),
+    "erase_batch": Case("operate", 200, REASON),
+    "list_workers": Case("read", 200),
+    "show_worker": Case("read", 200),
     "list_queues": Case("read", 200),
     "show_queue": Case("read", 200),
     "show_settings": Case("any", 403),
@@ -111,6 +147,13 @@ def subject(site, database, lab, request):
     operation = OPERATIONS[request.getfixturevalue("name")]
     names = {"queue": lab.q, "ledger": lab.q, "feed": lab.q, "name": "nobody"}
     query, body = {}, {}
+    if operation.name in BATCH_STATES:
+        names["batch_id"] = batch = str(batch_in(lab, BATCH_STATES[operation.name]))
+        body = {"batch_ids": [batch]}
+    if operation is workers.show_worker:
+        names["worker"] = lab.worker
+        with site.client() as http:
+            http.post("/v1/work/hello", json={"worker": lab.worker}).raise_for_status()
     if "{letter}" in operation.path or operation is letters.list_letters:
         write_letters(lab, "1")
         [[names["letter"]]] = database.rows(
@@ -132,12 +175,33 @@ def subject(site, database, lab, request):
     if operation is overview.list_activity:
         lab.queue()
     body = {member: body[member] for member in body if member in operation.parameters}
-    body = body if "{feed}" in operation.path else {}
+    body = body if "{feed}" in operation.path or "batch_ids" in body else {}
     if "fence" in operation.name:
         row = resolved_fence(site, database, lab.q)
         names["fence"], body = row["fence"], {"version": row["version"], "correct": True}
         query = {"name": lab.q} if operation is fences.list_fences else {}
     return Subject(names, query, body)
+
+
+# The state of the batch that an operation needs.
+BATCH_STATES = {
+    **dict.fromkeys((operation.name for operation in operations_of(batch_reads)), "FAILED"),
+    "retry_batches": "FAILED",
+    "retry_batch": "FAILED",
+    "erase_batch": "FAILED",
+    "cancel_batches": "PENDING",
+    "cancel_batch": "PENDING",
+    "release_batch": "RUNNING",
+}
+
+
+def batch_in(lab, state):
+    [row] = lab.submit("S-1", payload={"pod5": "a.pod5"})
+    if state != "PENDING":
+        leases = lab.claim()
+        if state != "RUNNING":
+            lab.fail(*leases, permanent=True, failure="Torn", detail="half a file")
+    return row.receipt.batch_id
 
 
 def resolved_fence(site, database, name):
@@ -180,17 +244,31 @@ def test_token_of_another_queue_gets_the_status_of_the_table(site, subject, name
         assert response.status_code == 200, response.text
 
 
-def payload_fields(answer):
+def payload_fields(answer, *, nested=False):
     """Names of the fields of an answer, or of the rows of a page, that are marked as payload."""
     record = get_args(answer)[0] if get_origin(answer) is Page else answer
     if not is_dataclass(get_origin(record) or record):
         return set()
     hints = get_type_hints(get_origin(record) or record, include_extras=True)
-    return {
-        field.name
-        for field in fields(get_origin(record) or record)
-        if get_origin(hints[field.name]) is Annotated and Payload in get_args(hints[field.name])
-    }
+    found = set()
+    for field in fields(get_origin(record) or record):
+        kind = hints[field.name]
+        if get_origin(kind) is Annotated and Payload in get_args(kind):
+            found.add(field.name)
+        elif nested and get_origin(kind) in {tuple, list}:
+            found |= payload_fields(get_args(kind)[0], nested=True)
+    return found
+
+
+def values_of(document, name):
+    """The values of a member, also in the records that a document contains."""
+    if isinstance(document, list):
+        return [value for part in document for value in values_of(part, name)]
+    if not isinstance(document, dict):
+        return []
+    parts = [value for member, value in document.items() if member != name]
+    own = [document[name]] if name in document else []
+    return own + values_of(parts, name)
 
 
 def test_fields_marked_as_payload_are_found():
@@ -199,12 +277,15 @@ def test_fields_marked_as_payload_are_found():
     proof = {"form", "digest", "fingerprint", "sealed_at"}
     assert payload_fields(FenceDetail) == {"detail", "receipt_document"} | proof
     assert payload_fields(QueueRow) == set()
+    assert payload_fields(WorkerDetail) == set()
+    assert payload_fields(WorkerDetail, nested=True) == {"detail"}
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_answer_with_payload_fields_declares_its_redaction(name):
     operation = OPERATIONS[name]
-    assert (operation.redact is not None) == bool(payload_fields(operation.answer))
+    marked = payload_fields(operation.answer, nested=True)
+    assert (operation.redact is not None) == bool(marked)
 
 
 @pytest.mark.parametrize("name", [n for n in TABLE if payload_fields(OPERATIONS[n].answer)])
@@ -218,17 +299,21 @@ def test_token_without_payloads_sees_no_payload_field(site, subject, name):
     }
 
     def answer(*scopes, **changed):
+        parameters = dict(query)
+        if operation is batch_reads.show_batch and "payloads" in scopes:
+            parameters["payload"] = True
         body = TABLE[name].body and TABLE[name].body | subject.body | changed
         with site.client(*scopes) as http:
             path = operation.path.format(**subject.names)
-            document = http.request(operation.method, path, params=query, json=body).json()
+            document = http.request(operation.method, path, params=parameters, json=body).json()
         return document["rows"][0] if "rows" in document else document
 
     hidden = answer("read", "operate")
     shown = answer("read", "operate", "payloads", version=hidden.get("version"))
     for field in payload_fields(operation.answer):
-        assert hidden[field] is None
-        assert shown[field] is not None, "nothing was there to be hidden"
+        assert set(values_of(hidden, field)) == {None}
+        if field != "result":  # a failed batch has none
+            assert shown[field] is not None, "nothing was there to be hidden"
 
 
 def test_raw_bytes_of_a_letter_reach_the_client_unchanged(site, database):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from datetime import UTC, datetime
 
+from helixqueue.engine import reads
 from tests.support.duties import run_duty
 from tests.support.lab import wait_until
 from tests.support.letters import write_letters
@@ -31,7 +32,9 @@ def test_late_write_is_listed_with_both_workers_and_the_attempts(http, lab):
         ("w1", "lost"),
         ("w2", "completed"),
     ]
-    assert [(a["epoch"], a["number"]) for a in row["attempts"]] == [(None, None)] * 2
+    stored = [event.number for event in lab.run(reads.batch_detail(batch_id)).attempts]
+    # Numbers of leases count the work of all tenants.
+    assert {a["number"] for a in row["attempts"]}.isdisjoint(stored)
 
 
 def test_pages_of_late_writes_have_each_once(http, lab):

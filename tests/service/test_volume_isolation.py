@@ -103,13 +103,11 @@ def run_worker(recorder, queue):
 
 def read_everything(recorder, queue):
     page = recorder.send("GET", "/v1/batches", params={"queue": queue, "limit": 2})
-    assert len(page["batches"]) == 2
+    assert len(page["rows"]) == 2
     after = {"queue": queue, "limit": 500, "after": page["next"]}
-    page["batches"] += recorder.send("GET", "/v1/batches", params=after)["batches"]
-    assert len({batch["batch_id"] for batch in page["batches"]}) == 6
-    details = [
-        recorder.send("GET", f"/v1/batches/{batch['batch_id']}") for batch in page["batches"]
-    ]
+    page["rows"] += recorder.send("GET", "/v1/batches", params=after)["rows"]
+    assert len({batch["batch_id"] for batch in page["rows"]}) == 6
+    details = [recorder.send("GET", f"/v1/batches/{batch['batch_id']}") for batch in page["rows"]]
     refusals = [refusal for detail in details for refusal in detail["refusals"]]
     assert [refusal["worker"] for refusal in refusals] == ["gpu-2"]
     recorder.send("GET", "/v1/check")

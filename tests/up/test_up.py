@@ -295,7 +295,7 @@ def test_message_of_a_plain_client_becomes_one_batch_after_up(tmp_path, prepared
 
 def completed(http, queue):
     params = {"queue": queue, "state": "COMPLETED"}
-    return http.get("/v1/batches", params=params).json()["batches"]
+    return http.get("/v1/batches", params=params).json()["rows"]
 
 
 def acknowledged(valkey):
@@ -528,7 +528,7 @@ def test_up_migrates_an_external_server_and_hides_the_redis_password(
             with redis.Redis.from_url(protected_redis, password="canary") as valkey:  # noqa: S106
                 valkey.xadd("in", {"sample_id": "S-1", "payload": "{}"})
             listed = {"queue": "q", "state": "PENDING"}
-            wait_until(lambda: http.get("/v1/batches", params=listed).json()["batches"], seconds=60)
+            wait_until(lambda: http.get("/v1/batches", params=listed).json()["rows"], seconds=60)
         words = "".join(words_of(pid) for pid in (process.pid, *descendants(process.pid)))
         assert "up.intake" in words
         ended, errors = running.stopped()

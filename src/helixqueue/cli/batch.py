@@ -1,103 +1,69 @@
-"""`helixq batch list | show | export | retry | cancel | release | erase`."""
+"""`helixq batch list | causes | show | export | retry | cancel | release | erase`."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import (
-    batch_causes,
-    batch_export,
-    batch_options,
-    batch_ref,
-    batch_report,
-    connection,
-    options,
-    pages,
-    shapes,
-    show,
-    times,
-    unicode_diff,
-)
-from helixqueue.cli.batch_selection import Selection, act, act_on_each, show_results
-from helixqueue.cli.command import command
-from helixqueue.cli.exits import NoSuchBatch
+from helixqueue.cli import batch_export, batch_ref, batch_report, show, unicode_diff
+from helixqueue.cli.derived_commands import verb
+from helixqueue.cli.exits import Exit
+from helixqueue.operations import batch_actions, batch_reads
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    import uuid
+    from collections.abc import Callable
 
-    from helixqueue.records.batch import BatchRow
+    from helixqueue.operations.batches import Operations
+    from helixqueue.operations.operation import Operation
+    from helixqueue.operations.steps import Steps
+    from helixqueue.records.batch import ActionResult, BatchDetail, BatchRow, FailureCause
+    from helixqueue.records.page import Page
 
 app = typer.Typer(
-    no_args_is_help=True, help="Batches: list, show, export, retry, cancel, release, erase."
+    no_args_is_help=True, help="Batches: list, causes, show, export, retry, cancel, release, erase."
 )
+# Ids, short ids, keys or identities, which commands find; services and clients take ids.
+IN_QUEUE = {
+    "queue": Annotated[
+        str | None, typer.Option("--queue", metavar="NAME", help="Only batches of this queue.")
+    ]
+}
+OPTIONAL_REFS = {
+    "batch_ids": Annotated[
+        list[str] | None,
+        typer.Argument(metavar="BATCH", help="Ids, keys or identities; omit them to use filters."),
+    ]
+}
+REVISION = {
+    "revision": Annotated[
+        str | None,
+        typer.Option("--revision", metavar="TEXT", help="Revision, if the identity has several."),
+    ]
+}
 
 
 def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="batch")
 
 
-@command(app, "list", example="helixq batch list --state failed --since 2h")
-@connection.service_or_database
-def _list(
-    *,
-    queue: batch_options.InQueue = None,
-    state: batch_options.InState = None,
-    failure: batch_options.Failure = None,
-    identity: batch_options.InIdentity = None,
-    worker: batch_options.ByWorker = None,
-    run: batch_options.InRun = None,
-    since: batch_options.Since = None,
-    until: batch_options.Until = None,
-    by_cause: Annotated[
-        bool,
-        typer.Option("--by-cause", help="Group all FAILED batches by failure class and message."),
-    ] = False,
-    limit: options.Limit = 50,
-    after: options.After = None,
-    tenant: options.Tenant = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """List batches, newest first.
-
-    With a finished state, order, --since and --until refer to the time when the batch finished,
-    else to the time of submission. If there are more rows, the last line shows the cursor for
-    --after. In the messages of --by-cause, (identity) and N stand for identities and numbers.
-    """
-    if by_cause and state not in {None, State.FAILED}:
-        raise typer.BadParameter(f"--by-cause: expected the state FAILED, got {state}")
-    with connection.open_target() as target:
-        read = partial(
-            target.reads.batches,
-            tenant=connection.tenant_to_read(target, tenant),
-            queue=queue,
-            state=State.FAILED if by_cause else state,
-            failure=failure,
-            identity=identity,
-            worker=worker,
-            run=run,
-            since=None if since is None else times.moment(since),
-            until=None if until is None else times.moment(until),
-        )
-        if by_cause:
-            batch_causes.print_causes(batch_causes.group(target, read), as_json=as_json)
-            return
-        rows, cursor = pages.read_rows(target, read, limit, after)
-    if as_json:
-        show.as_json({"batches": [shapes.batch(row) for row in rows], "next": cursor})
-        return
+@verb(
+    app,
+    "list",
+    batch_reads.list_batches,
+    example="helixq batch list --state failed --since 2h",
+    every_tenant=True,
+)
+def _list(page: Page[BatchRow]) -> None:
     show.table(
         ("batch", "queue", "identity", "state", "attempt", "submitted", "detail"),
-        [_row(row) for row in rows],
-        [show.STYLES[row.state] for row in rows],
+        [_row(row) for row in page.rows],
+        [show.STYLES[row.state] for row in page.rows],
         empty="no batches",
         first="identity",
         optional=("detail", "submitted", "queue", "attempt"),
     )
-    pages.print_next(cursor)
 
 
 def _row(row: BatchRow) -> tuple[show.Cell, ...]:
@@ -119,181 +85,195 @@ def _row(row: BatchRow) -> tuple[show.Cell, ...]:
     )  # fmt: skip
 
 
-@command(app, "show", example="helixq batch show 6ead468e")
-@connection.service_or_database
-def _show(
-    batch: batch_options.Ref,
+@verb(
+    app,
+    "causes",
+    batch_reads.list_causes,
+    example="helixq batch causes --queue basecall",
+    every_tenant=True,
+)
+def _causes(page: Page[FailureCause]) -> None:
+    show.table(
+        ("batches", "queue", "failure", "message", "example", "newest"),
+        [
+            (
+                str(cause.batches), cause.queue, cause.failure, cause.text or "",
+                unicode_diff.identity_text(cause.example, cause.revision), cause.newest,
+            )
+            for cause in page.rows
+        ],
+        empty="no failed batches",
+        optional=("newest", "queue"),
+    )  # fmt: skip
+    if page.rows:
+        show.progress('retry a class: helixq batch retry --failure CLASS --reason "..."')
+
+
+def _show_named(
+    operations: Operations,
+    batch_id: str,
     *,
-    queue: batch_options.InQueue = None,
-    revision: batch_options.Revision = None,
-    payload: Annotated[
-        bool, typer.Option("--payload", help="Also show payload and result.")
-    ] = False,
-    tenant: options.Tenant = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Show one batch with its attempts and events.
-
-    Also shows refused writes with both workers, duplicate submissions, and both spellings of the
-    identity. Exit code 1: no such batch.
-    """
-    with connection.open_target() as target:
-        batch_id = _find(target, batch, tenant, queue, revision)
-        detail = target.run(target.reads.batch_detail(batch_id, payload=payload))
-    if detail is None:
-        raise NoSuchBatch(f"no batch that this login may see has the id {batch_id}")
-    if as_json:
-        show.as_json(shapes.batch_detail(detail, payload=payload))
-    else:
-        batch_report.print_batch(detail)
-
-
-def _find(
-    target: connection.Target,
-    ref: str,
-    tenant: str | None,
-    queue: str | None,
+    queue: str | None = None,
     revision: str | None = None,
-) -> uuid.UUID:
-    tenant = connection.tenant_to_read(target, tenant)
-    return batch_ref.find(target, ref, tenant=tenant, queue=queue, revision=revision)
+    payload: bool = False,
+) -> Steps[BatchDetail]:
+    found = yield from batch_ref.find(operations, batch_id, queue=queue, revision=revision)
+    return (yield from batch_reads.show_batch(operations, found, payload=payload))
 
 
-@command(app, "retry", example='helixq batch retry --failure executor --reason "disk replaced"')
-@connection.service_or_database
-def _retry(
-    batches: batch_options.OptionalRefs = None,
-    *,
-    reason: options.Reason,
-    actor: options.Actor = None,
-    queue: batch_options.InQueue = None,
-    failure: batch_options.Failure = None,
-    identity: batch_options.InIdentity = None,
-    worker: batch_options.ByWorker = None,
-    since: batch_options.Since = None,
-    until: batch_options.Until = None,
-    limit: batch_options.ActionLimit = None,
-    after: options.After = None,
-    dry_run: batch_options.DryRun = False,
-    tenant: options.Tenant = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Retry failed batches, with all their attempts again.
-
-    Name the batches, or select them by filters: the latest failures come first, and --since and
-    --until refer to the time of failure. Exit code 1: a batch is not FAILED or does not exist.
-    """
-    filters = {
-        "failure": failure, "identity": identity, "worker": worker, "since": since, "until": until,
-    }  # fmt: skip
-    selection = Selection(batches, queue, filters, limit, after)
-    with connection.open_target() as target:
-        act(
-            target,
-            "retry",
-            selection,
-            tenant=tenant,
-            reason=reason,
-            actor=actor,
-            dry_run=dry_run,
-            as_json=as_json,
-        )
+@verb(
+    app,
+    "show",
+    batch_reads.show_batch,
+    example="helixq batch show 6ead468e",
+    every_tenant=True,
+    steps=_show_named,
+    more=IN_QUEUE | REVISION,
+)
+def _show(batch: BatchDetail) -> None:
+    batch_report.print_batch(batch)
 
 
-@command(app, "cancel", example='helixq batch cancel Sample-11 --reason "wrong flow cell"')
-@connection.service_or_database
-def _cancel(
-    batches: batch_options.OptionalRefs = None,
-    *,
-    reason: options.Reason,
-    actor: options.Actor = None,
-    queue: batch_options.InQueue = None,
-    state: Annotated[
-        State | None,
-        typer.Option(
-            "--state",
-            metavar="STATE",
-            case_sensitive=False,
-            help="PENDING, ASSIGNED or RUNNING; required with filters.",
-        ),
-    ] = None,
-    identity: batch_options.InIdentity = None,
-    worker: batch_options.ByWorker = None,
-    since: batch_options.Since = None,
-    until: batch_options.Until = None,
-    limit: batch_options.ActionLimit = None,
-    after: options.After = None,
-    dry_run: batch_options.DryRun = False,
-    tenant: options.Tenant = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Cancel batches that have not finished.
-
-    Name the batches, or select them by filters. Later writes of a worker that holds one are
-    refused. Exit code 1: a batch has already finished or does not exist.
-    """
-    filters = {
-        "state": state, "identity": identity, "worker": worker, "since": since, "until": until,
-    }  # fmt: skip
-    selection = Selection(batches, queue, filters, limit, after)
-    with connection.open_target() as target:
-        act(
-            target,
-            "cancel",
-            selection,
-            tenant=tenant,
-            reason=reason,
-            actor=actor,
-            dry_run=dry_run,
-            as_json=as_json,
-        )
+_NOT_FILTERS = {"reason", "dry_run", "after"}
 
 
-@command(app, "release", example='helixq batch release Sample-11 --reason "the node is down"')
-@connection.service_or_database
-def _release(
-    batches: batch_options.Refs,
-    *,
-    reason: options.Reason,
-    actor: options.Actor = None,
-    queue: batch_options.InQueue = None,
-    tenant: options.Tenant = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Return batches of lost workers to their queue.
+def _named(action: Operation[..., Page[ActionResult]]) -> Callable[..., Steps[Page[ActionResult]]]:
+    """The action on batches by name, of which `queue` has the identities, or by filter."""
 
-    This costs no attempt, and later writes of those workers are refused. Exit code 1: a batch is
-    not leased or does not exist.
-    """
-    with connection.open_target() as target:
-        ids = [_find(target, ref, tenant, queue) for ref in batches]
-        results = act_on_each(target, "release_by_id", ids, reason=reason, actor=actor)
-    show_results(results, as_json=as_json)
+    def steps(
+        operations: Operations,
+        *,
+        batch_ids: list[str] | None = None,
+        queue: str | None = None,
+        limit: int,
+        **values: Any,  # noqa: ANN401
+    ) -> Steps[Page[ActionResult]]:
+        filters = values.keys() - _NOT_FILTERS
+        if not batch_ids:
+            if queue is None and not filters:
+                raise typer.BadParameter("expected BATCH... or a filter such as --queue, got none")
+            return (yield from action(operations, queue=queue, limit=limit, **values))
+        if filters or len(batch_ids) > limit:
+            got = f"--{min(filters)}" if filters else f"more than {limit}"
+            raise typer.BadParameter(f"expected BATCH... or filters, got both: {got}")
+        found = yield from batch_ref.find_all(operations, batch_ids, queue)
+        return (yield from action(operations, found, **values))
+
+    return steps
 
 
-@command(app, "erase", example='helixq batch erase Sample-07 --reason "consent withdrawn"')
-@connection.service_or_database
-def _erase(
-    batches: batch_options.Refs,
-    *,
-    reason: options.Reason,
-    identity: Annotated[
-        bool, typer.Option("--identity", help="Delete the identity as well.")
-    ] = False,
-    actor: options.Actor = None,
-    queue: batch_options.InQueue = None,
-    tenant: options.Tenant = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Delete payload and result of finished batches.
+def _each_named(action: Operation[..., ActionResult]) -> Callable[..., Steps[Page[ActionResult]]]:
+    """The action on one batch after another, by name."""
 
-    Failure details and the copies in fences are deleted too. This cannot be undone; the ledger
-    keeps the events. Exit code 1: a batch has not finished or does not exist.
-    """
-    with connection.open_target() as target:
-        ids = [_find(target, ref, tenant, queue) for ref in batches]
-        results = act_on_each(target, "erase", ids, reason=reason, actor=actor, identity=identity)
-    show_results(results, as_json=as_json)
+    def steps(
+        operations: Operations,
+        batch_id: list[str],
+        *,
+        queue: str | None = None,
+        **values: Any,  # noqa: ANN401
+    ) -> Steps[Page[ActionResult]]:
+        found = yield from batch_ref.find_all(operations, batch_id, queue)
+        return (yield from batch_actions.each(operations, action, found, **values))
+
+    return steps
+
+
+def _code(page: Page[ActionResult]) -> Exit:
+    answers = {result.answer for result in page.rows}
+    if answers <= {"ok", "repeat"}:
+        return Exit.OK
+    return Exit.BUSY if answers <= {"ok", "repeat", "busy"} else Exit.NO
+
+
+def _print_answers(page: Page[ActionResult], *, dry_run: bool = False) -> None:
+    if dry_run:
+        show.progress("dry run: nothing was changed")
+    show.table(
+        ("batch", "identity", "answer", "state", "note"),
+        [
+            (
+                result.batch_id,
+                unicode_diff.identity_text(result.identity, result.revision or ""),
+                result.answer,
+                result.state or "",
+                _note(result),
+            )
+            for result in page.rows
+        ],
+        ["green" if result.answer in {"ok", "repeat"} else "bold red" for result in page.rows],
+        empty="no batches",
+        first="identity",
+    )
+
+
+def _note(result: ActionResult) -> str:
+    if result.answer == "illegal" and result.note is None:
+        return f"not possible for a batch that is {result.state}"
+    return result.note or ""
+
+
+_REFS = {
+    "batch_id": Annotated[
+        list[str],
+        typer.Argument(metavar="BATCH", help="Ids (at least 8 characters), keys or identities."),
+    ]
+}
+
+
+@verb(
+    app,
+    "retry",
+    batch_actions.retry_batches,
+    example='helixq batch retry --failure executor --reason "disk replaced"',
+    every_tenant=True,
+    steps=_named(batch_actions.retry_batches),
+    more=OPTIONAL_REFS,
+    refused=_code,
+)
+def _retry(page: Page[ActionResult], *, dry_run: bool) -> None:
+    _print_answers(page, dry_run=dry_run)
+
+
+@verb(
+    app,
+    "cancel",
+    batch_actions.cancel_batches,
+    example='helixq batch cancel Sample-11 --reason "wrong flow cell"',
+    every_tenant=True,
+    steps=_named(batch_actions.cancel_batches),
+    more=OPTIONAL_REFS,
+    refused=_code,
+)
+def _cancel(page: Page[ActionResult], *, dry_run: bool) -> None:
+    _print_answers(page, dry_run=dry_run)
+
+
+@verb(
+    app,
+    "release",
+    batch_actions.release_batch,
+    example='helixq batch release Sample-11 --reason "the node is down"',
+    every_tenant=True,
+    steps=_each_named(batch_actions.release_batch),
+    more=_REFS | IN_QUEUE,
+    refused=_code,
+)
+def _release(page: Any) -> None:  # noqa: ANN401 - one answer per batch
+    _print_answers(page)
+
+
+@verb(
+    app,
+    "erase",
+    batch_actions.erase_batch,
+    example='helixq batch erase Sample-07 --reason "consent withdrawn"',
+    every_tenant=True,
+    steps=_each_named(batch_actions.erase_batch),
+    more=_REFS | IN_QUEUE,
+    refused=_code,
+)
+def _erase(page: Any) -> None:  # noqa: ANN401 - as above
+    _print_answers(page)
 
 
 batch_export.register(app)

@@ -6,9 +6,10 @@ Rows are written as they are read, so the memory of an export does not depend on
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from itertools import islice
@@ -17,9 +18,14 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from helixqueue.cli import batch_options, connection, options, pages, shapes, show, times
+from helixqueue.cli import connection, options, pages, shapes, show
 from helixqueue.cli.command import command
+from helixqueue.cli.derived_commands import parameters_of
+from helixqueue.cli.operation import Runner
+from helixqueue.engine import reads
+from helixqueue.errors import NoSuchBatch
 from helixqueue.fence import key_file
+from helixqueue.operations.batch_reads import list_batches, show_batch
 from helixqueue.records.batch import BatchContent
 from helixqueue.transport.http import checks
 
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from helixqueue.cli.connection import Target
+    from helixqueue.records.batch import BatchRow
 
 # Payloads and results have at most 1 MiB each, so this many batches stay below 50 MiB.
 CHUNK_ROWS: Final = 24
@@ -55,24 +62,23 @@ Out = Annotated[
 
 
 def register(app: typer.Typer) -> None:
+    own = inspect.signature(_export, eval_str=True)
+    *options_of_export, _ = own.parameters.values()  # without **filters
+    filters = [item for item in parameters_of(list_batches) if item.name not in {"after", "limit"}]
+    _export.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[*filters, *options_of_export]
+    )
     add = command(app, "export", example="helixq batch export --queue basecall --out basecall.csv")
     add(connection.service_or_database(_export))
 
 
 def _export(
     *,
-    queue: batch_options.InQueue = None,
-    state: batch_options.InState = None,
-    failure: batch_options.Failure = None,
-    identity: batch_options.InIdentity = None,
-    worker: batch_options.ByWorker = None,
-    run: batch_options.InRun = None,
-    since: batch_options.Since = None,
-    until: batch_options.Until = None,
     out: Out = None,
     file_format: Format = None,
     tenant: options.Tenant = None,
     as_json: options.AsJson = False,
+    **filters: Any,  # noqa: ANN401 - of a list
 ) -> None:
     """Export batches with payload and result as CSV or JSON lines.
 
@@ -87,23 +93,15 @@ def _export(
         raise typer.BadParameter("--json: expected --out FILE; the rows go to standard output")
     with connection.open_target() as target:
         keys = None if out is None else public_keys(target)
-        read = partial(
-            target.reads.batches,
-            tenant=connection.tenant_to_read(target, tenant),
-            queue=queue,
-            state=state,
-            failure=failure,
-            identity=identity,
-            worker=worker,
-            run=run,
-            since=None if since is None else times.moment(since),
-            until=None if until is None else times.moment(until),
+        ask = Runner(target, tenant, every_tenant=True)
+        rows = pages.read_all(
+            lambda **page: ask(lambda operations: list_batches(operations, **filters, **page))
         )
         with _open(out) as file, show.bar("exporting", "batches", None) as update:
             write = _csv_writer(file) if kind == "csv" else partial(_write_json, file)
             number = 0
-            for number, content in enumerate(contents(target, read), start=1):
-                write(shapes.batch_content(content))
+            for number, content in enumerate(contents(target, ask, rows), start=1):
+                write(shapes.plain(content))
                 update(number, number)
     beside = None if out is None or keys is None else key_file.publish_beside(out, keys)
     if as_json:
@@ -123,17 +121,17 @@ def public_keys(target: Target) -> dict[str, Any]:
     return key_file.public_document(key_file.find_keys())
 
 
-def contents(target: Target, read: Callable[..., Any]) -> Iterator[BatchContent]:
-    """The batches of a list with their payloads and results, in the order of the list."""
-    rows = pages.read_all(target, read)
+def contents(target: Target, ask: Runner, rows: Iterator[BatchRow]) -> Iterator[BatchContent]:
+    """Batches with their payloads and results, in the order of the rows."""
     while chunk := [row.batch_id for row in islice(rows, CHUNK_ROWS)]:
         if not target.is_service:
-            yield from target.run(target.reads.contents(ids=chunk))
+            yield from target.run(reads.contents(ids=chunk))
             continue
         for batch_id in chunk:  # a service returns one batch per request
-            detail = target.run(target.reads.batch_detail(batch_id, payload=True))
-            if detail is not None and detail.queue is not None:  # else retired meanwhile
-                yield BatchContent(**{name: getattr(detail, name) for name in COLUMNS})
+            with suppress(NoSuchBatch):  # retired meanwhile
+                detail = ask(partial(show_batch, batch_id=batch_id, payload=True))
+                if detail.queue is not None:
+                    yield BatchContent(**{name: getattr(detail, name) for name in COLUMNS})
 
 
 def _format(file_format: str | None, out: Path | None) -> str:

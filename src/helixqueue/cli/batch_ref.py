@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import uuid
-from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from helixqueue.cli import pages, unicode_diff
-from helixqueue.cli.exits import NoSuchBatch
-from helixqueue.errors import Refused
+from helixqueue.cli import unicode_diff
+from helixqueue.errors import NoSuchBatch, Refused
 from helixqueue.identity import canonical_revision, stored_public_id
+from helixqueue.operations.batch_reads import list_batches
+from helixqueue.records.parameter import MAX_PAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from helixqueue.cli.connection import Target
+    from helixqueue.operations.batches import Operations
+    from helixqueue.operations.steps import Steps
     from helixqueue.records.batch import BatchRow
 
 _MATCHES_MAX: Final = 20
@@ -26,13 +26,8 @@ _SHORT_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]{0,27})?", re.IGNORECASE)
 
 
 def find(
-    target: Target,
-    ref: str,
-    *,
-    tenant: str | None,
-    queue: str | None,
-    revision: str | None = None,
-) -> uuid.UUID:
+    operations: Operations, ref: str, *, queue: str | None, revision: str | None = None
+) -> Steps[uuid.UUID]:
     """The id of the batch that `ref` names; raises NoSuchBatch for none or several."""
     if ref.startswith("v1:"):
         return _id_of_key(ref)
@@ -42,14 +37,24 @@ def find(
         pass
     is_short_id = revision is None and _SHORT_ID.fullmatch(ref) is not None
     try:
-        rows = _rows_of_identity(target, ref, tenant, queue, revision)
+        rows = yield from _rows_of_identity(operations, ref, queue, revision)
     except Refused:
         if not is_short_id:
             raise
         rows = []
     if not rows and is_short_id:
-        rows = _rows_of_short_id(target, ref.lower(), tenant, queue)
+        rows = yield from _rows_of_short_id(operations, ref.lower(), queue)
     return _single(rows, ref, queue)
+
+
+def find_all(
+    operations: Operations, refs: Sequence[str], queue: str | None
+) -> Steps[list[uuid.UUID]]:
+    """The ids of several batches; one that is named twice counts once."""
+    found: list[uuid.UUID] = []
+    for ref in refs:
+        found.append((yield from find(operations, ref, queue=queue)))  # noqa: PERF401
+    return list(dict.fromkeys(found))
 
 
 def _id_of_key(ref: str) -> uuid.UUID:
@@ -63,22 +68,27 @@ def _id_of_key(ref: str) -> uuid.UUID:
 
 
 def _rows_of_identity(
-    target: Target, ref: str, tenant: str | None, queue: str | None, revision: str | None
-) -> list[BatchRow]:
-    page = target.run(
-        target.reads.batches(identity=ref, tenant=tenant, queue=queue, limit=_MATCHES_MAX)
-    )
+    operations: Operations, ref: str, queue: str | None, revision: str | None
+) -> Steps[list[BatchRow]]:
+    page = yield from list_batches(operations, identity=ref, queue=queue, limit=_MATCHES_MAX)
     if revision is None:
         return list(page.rows)
     return [row for row in page.rows if row.revision == canonical_revision(revision)]
 
 
 def _rows_of_short_id(
-    target: Target, prefix: str, tenant: str | None, queue: str | None
-) -> list[BatchRow]:
-    read = partial(target.reads.batches, tenant=tenant, queue=queue)
-    newest: Iterable[BatchRow] = islice(pages.read_all(target, read), SHORT_ID_ROWS)
-    return [row for row in newest if str(row.batch_id).startswith(prefix)][:_MATCHES_MAX]
+    operations: Operations, prefix: str, queue: str | None
+) -> Steps[list[BatchRow]]:
+    found: list[BatchRow] = []
+    searched, after = 0, None
+    while searched < SHORT_ID_ROWS:
+        page = yield from list_batches(operations, queue=queue, after=after, limit=MAX_PAGE)
+        found += [row for row in page.rows if str(row.batch_id).startswith(prefix)]
+        searched += len(page.rows)
+        after = page.next
+        if after is None:
+            break
+    return found[:_MATCHES_MAX]
 
 
 def _single(rows: Sequence[BatchRow], ref: str, queue: str | None) -> uuid.UUID:

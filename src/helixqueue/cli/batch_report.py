@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from helixqueue.cli import show, times, unicode_diff
+from helixqueue.identity import canonical_text
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -74,12 +75,16 @@ def _print_summary(batch: BatchDetail) -> None:
         "finished": _time_and_actor(batch.finished_at, batch.finished_by),
         "retired": times.with_zone(batch.retired_at),
         "failure": " ".join(part for part in (batch.failure, batch.detail) if part),
-        "payload": batch.payload or ("(erased)" if batch.erased and batch.queue else ""),
-        "result": batch.result or "",
+        "payload": canonical_text(batch.payload) if batch.has_payload else _erased(batch),
+        "result": canonical_text(batch.result) if batch.has_result else "",
     }
     show.facts(facts, {"state": show.STYLES[batch.state]})
     for difference in unicode_diff.differences(batch.raw, batch.identity):
         show.facts({"spelling    ": unicode_diff.difference_text(difference)})
+
+
+def _erased(batch: BatchDetail) -> str:
+    return "(erased)" if batch.erased and batch.queue else ""
 
 
 def _state(batch: BatchDetail) -> str:

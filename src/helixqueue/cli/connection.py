@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from helixqueue.client.http import HelixClient
     from helixqueue.embedded import Postgres
+    from helixqueue.operations.call_set import CallSet
     from helixqueue.postgres.database import Database
 
 DATABASE_OPTIONS: Final = {"dsn": options.Dsn, "data": options.Data}
@@ -53,12 +54,10 @@ class DatabaseTarget:
 
 @dataclass(frozen=True)
 class Target:
-    """A database or a service, with the same calls and reads for both."""
+    """A database or a service, for which operations run."""
 
     run: Callable[[Any], Any]
-    calls: Any
-    reads: Any
-    call_set: Any  # for operations of several steps
+    call_set: CallSet
     is_service: bool
 
 
@@ -199,18 +198,14 @@ def open_target(*, as_owner: bool = False) -> Iterator[Target]:
     service = _selected.get().service
     if service is not None:
         from helixqueue.client.http_backend import HTTP_CALLS  # noqa: PLC0415
-        from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415 - one of the two
-        from helixqueue.transport.http import reads as http_reads  # noqa: PLC0415
 
         with open_client(service) as client:
-            run = backend_of(client).run
-            yield Target(run, http_calls, http_reads, HTTP_CALLS, is_service=True)
+            yield Target(backend_of(client).run, HTTP_CALLS, is_service=True)
         return
-    from helixqueue.engine import calls  # noqa: PLC0415
-    from helixqueue.engine.call_set import POSTGRES_CALLS  # noqa: PLC0415 - the other
+    from helixqueue.engine.call_set import POSTGRES_CALLS  # noqa: PLC0415 - one of the two
 
     with open_database(as_owner=as_owner) as database:
-        yield Target(database.run, calls, reads, POSTGRES_CALLS, is_service=False)
+        yield Target(database.run, POSTGRES_CALLS, is_service=False)
 
 
 @contextmanager

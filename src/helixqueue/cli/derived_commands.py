@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
+from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -26,19 +27,21 @@ import typer
 
 from helixqueue.cli import connection, operation, options, pages, shapes, show, times
 from helixqueue.cli.command import command
-from helixqueue.cli.exits import Exit
 from helixqueue.operations.operation import UNCHANGED
 from helixqueue.records.page import Page
-from helixqueue.records.parameter import Cursor, Limit, Reason, kind_of, words_of
+from helixqueue.records.parameter import ActionLimit, Cursor, Limit, Reason, kind_of, words_of
 
 if TYPE_CHECKING:
+    from helixqueue.cli.exits import Exit
     from helixqueue.operations.operation import Operation, Parameter
+    from helixqueue.operations.steps import Steps
 
 T = TypeVar("T")
 Show = Callable[Concatenate[T, ...], None]
 # Parameters whose options have a parser or limits of their own.
 OPTIONS: Final[tuple[tuple[Any, Any], ...]] = (
     (Reason, options.Reason), (Limit, options.Limit), (Cursor, options.After),
+    (ActionLimit, options.ActionLimit),
 )  # fmt: skip
 # Type, parser and more help of options, by their metavar.
 PARSERS: Final[dict[str | None, tuple[Any, Callable[[str], Any], str]]] = {
@@ -54,12 +57,17 @@ def verb(
     *,
     example: str,
     every_tenant: bool = False,
-    refused: Callable[[T], bool] = lambda _: False,
+    refused: Callable[[Any], Exit | bool] = lambda _: False,
+    steps: Callable[..., Steps[Any]] | None = None,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[[Show[T]], Show[T]]:
     """Register a command; the function may also take parameters of the operation by keyword.
 
+    A parameter `ask` of the function is what runs further operations.
     every_tenant: without --tenant, read all tenants that the login may see.
-    refused: whether the answer is no: exit code 1.
+    refused: whether the answer is no: exit code 1, or the one that it returns.
+    steps: what runs in place of the operation, such as a search for what a user names.
+    more: options of `steps` besides the parameters of the operation.
     """
 
     def decorate(show_answer: Show[T]) -> Show[T]:
@@ -75,19 +83,20 @@ def verb(
         ) -> None:
             named = {key: value for key, value in values.items() if value is not None}
             with connection.open_target() as target:
-                ask = partial(operation.run, target, tenant, actor, every_tenant=every_tenant)
-                answer = _read(declared, named, ask)
-            if as_json:
-                show.as_json(shapes.plain(answer))
-            else:
-                wanted = named if takes_all else {item.name: values[item.name] for item in also}
-                show_answer(answer, **wanted)
+                ask = operation.Runner(target, tenant, actor, every_tenant=every_tenant)
+                answer = _read(declared, named, ask, steps or declared)
+                if as_json:
+                    show.as_json(shapes.plain(answer))
+                else:
+                    known = values | {"ask": ask}
+                    wanted = named if takes_all else {item.name: known[item.name] for item in also}
+                    show_answer(answer, **wanted)
             if isinstance(answer, Page):
                 pages.print_next(answer.next)
-            if refused(answer):
-                raise typer.Exit(Exit.NO)
+            if code := refused(answer):
+                raise typer.Exit(int(code))
 
-        run.__signature__ = _signature(declared)  # type: ignore[attr-defined]
+        run.__signature__ = _signature(declared, more)  # type: ignore[attr-defined]
         run.__doc__ = declared.__doc__
         command(app, name, example=example)(connection.service_or_database(run))
         return show_answer
@@ -95,41 +104,54 @@ def verb(
     return decorate
 
 
-def _read(declared: Operation[..., T], values: dict[str, Any], ask: Callable[..., Any]) -> Any:  # noqa: ANN401
+def _read(
+    declared: Operation[..., T],
+    values: dict[str, Any],
+    ask: operation.Runner,
+    steps: Callable[..., Steps[Any]],
+) -> Any:  # noqa: ANN401
     """The answer; of a list, as many rows as --limit asks for."""
-    if get_origin(declared.answer) is not Page:
-        return ask(lambda operations: declared(operations, **values))
+    if get_origin(declared.answer) is not Page or "limit" not in declared.parameters:
+        return ask(lambda operations: steps(operations, **values))
 
     def page(**cursor: Any) -> Any:  # noqa: ANN401
-        return ask(lambda operations: declared(operations, **values | cursor))
+        return ask(lambda operations: steps(operations, **values | cursor))
 
-    rows, after = pages.gather(page, values.pop("limit", 50), values.pop("after", None))
+    rows, after = pages.gather(page, values.pop("limit", None), values.pop("after", None))
     return Page(tuple(rows), after)
 
 
-def _signature(declared: Operation[..., Any]) -> inspect.Signature:
+def _signature(declared: Operation[..., Any], more: Mapping[str, Any]) -> inspect.Signature:
     """What Typer reads."""
-    kinds = {
-        name: (
-            _option(name, parameter),
-            None if parameter.default is UNCHANGED else parameter.default,
-        )
-        for name, parameter in declared.parameters.items()
-    }
-    shared: dict[str, tuple[Any, Any]] = (
-        {} if declared.method == "GET" else {"actor": (options.Actor, None)}
-    )
+    found = parameters_of(declared, more)
+    shared: dict[str, tuple[Any, Any]] = {}
+    if declared.method != "GET":
+        shared["actor"] = (options.Actor, None)
     shared |= {"tenant": (options.Tenant, None), "as_json": (options.AsJson, False)}
-    required = {name for name, parameter in declared.parameters.items() if parameter.required}
-    return inspect.Signature(
-        [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind,
-                default=UNCHANGED if name in required else default,
-            )
-            for name, (kind, default) in (kinds | shared).items()
-        ]
-    )  # fmt: skip
+    found += [_keyword(name, kind, default) for name, (kind, default) in shared.items()]
+    return inspect.Signature(found)
+
+
+def parameters_of(
+    declared: Operation[..., Any], more: Mapping[str, Any] = MappingProxyType({})
+) -> list[inspect.Parameter]:
+    """The parameters of an operation as arguments and options, and more options."""
+    found = {
+        name: _keyword(name, more.get(name) or _option(name, item), _default(item))
+        for name, item in declared.parameters.items()
+    }
+    added = {name: _keyword(name, option, None) for name, option in more.items()}
+    return list((added | found).values())
+
+
+def _default(parameter: Parameter) -> Any:  # noqa: ANN401
+    if parameter.required:
+        return UNCHANGED
+    return None if parameter.default is UNCHANGED else parameter.default
+
+
+def _keyword(name: str, kind: Any, default: Any) -> inspect.Parameter:  # noqa: ANN401
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
 
 
 def _option(name: str, parameter: Parameter) -> Any:  # noqa: ANN401 - an annotation
@@ -150,6 +172,7 @@ def _option(name: str, parameter: Parameter) -> Any:  # noqa: ANN401 - an annota
         kind = list[str]
     elif words := words_of(base):
         typed["parser"] = partial(_one_of, words)
+        typed["autocompletion"] = _completion(words)
     elif get_origin(base) in {Mapping, dict}:
         kind, typed["parser"] = Any, partial(options.parse_object, flag)
         typed["help"] = f"{param.text} JSON, or a file that contains it."
@@ -166,3 +189,10 @@ def _one_of(words: tuple[str, ...], text: str) -> str:
         if word.lower() == text.lower():
             return word
     raise typer.BadParameter(f"expected {', '.join(words[:-1])} or {words[-1]}, got {text!r}")
+
+
+def _completion(words: tuple[str, ...]) -> Callable[[str], list[str]]:
+    def beginning_with(incomplete: str) -> list[str]:  # Typer refuses a partial
+        return [word for word in words if word.lower().startswith(incomplete.lower())]
+
+    return beginning_with

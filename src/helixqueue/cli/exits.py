@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
-from helixqueue.errors import HelixError, Refused
+if TYPE_CHECKING:
+    from helixqueue.errors import HelixError
 
 
 class Exit(IntEnum):
@@ -21,12 +23,6 @@ class Exit(IntEnum):
     RUNNING = 9  # another `helixq up` runs in that directory
     BUG = 70  # an unexpected error (EX_SOFTWARE of sysexits.h)
     INTERRUPTED = 130  # by Ctrl-C, as in shells
-
-
-class NoSuchBatch(Refused):
-    """No batch has that id, key or identity, or several have."""
-
-    exit_status = Exit.NO
 
 
 def exit_for(error: HelixError) -> Exit:

@@ -169,7 +169,7 @@ def _status(
     healthy = all(_state(row) == "reading" for row in rows)
     open_letters = sum(count for (status, _), count in counts.items() if status == "open")
     if as_json:
-        intakes = [shapes.plain_members(asdict(row)) | {"state": _state(row)} for row in rows]
+        intakes = [shapes.plain(row) | {"state": _state(row)} for row in rows]
         show.as_json({"healthy": healthy, "open_letters": open_letters, "intakes": intakes})
     else:
         show.table(

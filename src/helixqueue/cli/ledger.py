@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path  # noqa: TC003 - Typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -180,10 +179,7 @@ def _show(
     if state is None:
         raise NoSuchEntity(f"ledger {ledger} has no event of {' / '.join(entity)}")
     if as_json:
-        show.as_json(
-            shapes.plain_members(asdict(state))
-            | {"history": [shapes.plain_members(asdict(event)) for event in events]}
-        )
+        show.as_json(shapes.plain(state) | {"history": shapes.plain(events)})
         return
     show.line(f"{' / '.join(entity)}: {state.state}, seq {state.seq}, {state.events} events")
     show.table(("seq", "kind", "time", "node", "actor", "payload"), [_event(e) for e in events])

@@ -19,6 +19,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Runner:
+    """Runs operations for a tenant; with `every_tenant`, none is all that the login sees."""
+
+    def __init__(
+        self,
+        target: Target,
+        tenant: str | None,
+        actor: str | None = None,
+        *,
+        every_tenant: bool = False,
+    ) -> None:
+        choose = connection.tenant_to_read if every_tenant else connection.tenant_to_change
+        name = choose(target, tenant) or None
+        self._run = target.run
+        self._operations = Operations(
+            target.call_set, tenant=name, actor=actor, retry_seconds=0, find_signer=_find_signer
+        )
+
+    def __call__(self, operation: Callable[[Operations], Steps[T]]) -> T:
+        return run_steps(operation(self._operations), self._perform)
+
+    def _perform(self, step: Step) -> object:
+        if isinstance(step, Execute):
+            return self._run(step.call)
+        if step.seconds:
+            raise Refused("the database is busy; run the command again")
+        return None
+
+
 def run(
     target: Target,
     tenant: str | None,
@@ -27,21 +56,7 @@ def run(
     *,
     every_tenant: bool = False,
 ) -> T:
-    """Run it for the tenant; with `every_tenant` and none named, for all that the login sees."""
-    choose = connection.tenant_to_read if every_tenant else connection.tenant_to_change
-    name = choose(target, tenant) or None
-    operations = Operations(
-        target.call_set, tenant=name, actor=actor, retry_seconds=0, find_signer=_find_signer
-    )
-
-    def perform(step: Step) -> object:
-        if isinstance(step, Execute):
-            return target.run(step.call)
-        if step.seconds:
-            raise Refused("the database is busy; run the command again")
-        return None
-
-    return run_steps(operation(operations), perform)
+    return Runner(target, tenant, actor, every_tenant=every_tenant)(operation)
 
 
 def _find_signer() -> Signer | None:

@@ -141,6 +141,16 @@ Limit = Annotated[
     int,
     typer.Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="Maximum number of rows."),
 ]
+ActionLimit = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        metavar="N",
+        min=1,
+        max=LIMIT_MAX,
+        help="Maximum number of batches that filters select. [default: all]",
+    ),
+]
 After = Annotated[
     str | None, typer.Option("--after", metavar="CURSOR", help="Continue after this cursor.")
 ]

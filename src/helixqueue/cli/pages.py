@@ -9,38 +9,32 @@ from helixqueue.cli import show
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from helixqueue.cli.connection import Target
-
 PAGE_ROWS: Final = 500
 
 
-def read_all(target: Target, read: Callable[..., Any]) -> Iterator[Any]:
-    """Every row."""
+def read_all(read: Callable[..., Any]) -> Iterator[Any]:
+    """Every row of a list, of which `read` returns a page."""
     after = None
     while True:
-        page = target.run(read(after=after, limit=PAGE_ROWS))
+        page = read(after=after, limit=PAGE_ROWS)
         yield from page.rows
         after = page.next
         if after is None:
             return
 
 
-def read_rows(
-    target: Target, read: Callable[..., Any], limit: int, after: str | None
+def gather(
+    read: Callable[..., Any], limit: int | None, after: str | None
 ) -> tuple[list[Any], str | None]:
-    """Up to `limit` rows after a cursor, and the cursor of the next row.
+    """Up to `limit` rows after a cursor, and the cursor of the next row; None: every row.
 
     A page may be short or empty although more rows match, because one read examines a bounded
     number of rows. So this reads on until it has `limit` rows or reaches the end.
     """
-    return gather(lambda **cursor: target.run(read(**cursor)), limit, after)
-
-
-def gather(read: Callable[..., Any], limit: int, after: str | None) -> tuple[list[Any], str | None]:
-    """As `read_rows`, of a function that returns a page."""
     rows: list[Any] = []
     while True:
-        page = read(after=after, limit=min(limit - len(rows), PAGE_ROWS))
+        left = PAGE_ROWS if limit is None else limit - len(rows)
+        page = read(after=after, limit=min(left, PAGE_ROWS))
         rows += page.rows
         after = page.next
         if after is None or len(rows) == limit:

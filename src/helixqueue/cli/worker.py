@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from helixqueue.cli import connection, options, pages, shapes, show, times, unicode_diff
-from helixqueue.cli.command import command
-from helixqueue.cli.exits import Exit
+from helixqueue.cli import show, times, unicode_diff
+from helixqueue.cli.derived_commands import verb
+from helixqueue.operations import workers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from helixqueue.cli.connection import Target
+    from helixqueue.cli.operation import Runner
     from helixqueue.records.batch import BatchRow
-    from helixqueue.records.worker import WorkerRow
+    from helixqueue.records.page import Page
+    from helixqueue.records.worker import WorkerDetail, WorkerRow
 
 app = typer.Typer(no_args_is_help=True, help="Workers: list, show.")
 
@@ -33,72 +34,23 @@ def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="worker")
 
 
-@command(app, "list", example="helixq worker list --since 5m")
-@connection.service_or_database
-def _list(
-    *,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help=f"Only workers that reported since then, {options.TIME_HELP}.",
-        ),
-    ] = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """List workers with their slots, batches and resources.
-
-    A worker reports every 15 seconds and counts as gone after a minute without a report. A database
-    shows the workers of your login, or all workers to an operator; a service shows those of the
-    token's tenant. Workers are deleted 30 days after their last report.
-    """
-    with connection.open_target() as target:
-        time = None if since is None else times.moment(since)
-        rows = list(pages.read_all(target, partial(target.reads.workers, since=time)))
-        busy = [row for row in rows if row.leases][:_BUSY_WORKERS]
-        held = {row.name: _held(target, row.name, _NAMED_BATCHES + 1) for row in busy}
-    if as_json:
-        show.as_json({"workers": [shapes.worker(row) for row in rows]})
-        return
+@verb(app, "list", workers.list_workers, example="helixq worker list --since 5m", every_tenant=True)
+def _list(page: Page[WorkerRow], *, ask: Runner) -> None:
+    busy = [row for row in page.rows if row.leases][:_BUSY_WORKERS]
+    read = partial(workers.held_by, limit=_NAMED_BATCHES + 1)
+    held = {row.name: ask(partial(read, worker=row)) for row in busy}
     now = datetime.now(UTC)
     show.table(
         ("worker", "status", "busy", "leases", "resources", "login", "last report", "working on"),
-        [(*_row(row, now), _working_on(row, held.get(row.name, []))) for row in rows],
-        ["" if _is_alive(row, now) else "dim" for row in rows],
+        [(*_row(row, now), _working_on(row, held.get(row.name, ()))) for row in page.rows],
+        ["" if _is_alive(row, now) else "dim" for row in page.rows],
         empty="no workers",
         optional=("working on", "resources", "last report", "leases", "login"),
     )
 
 
-@command(app, "show", example="helixq worker show gpu-1")
-@connection.service_or_database
-def _show(
-    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Name, or the start of it.")],
-    *,
-    as_json: options.AsJson = False,
-) -> None:
-    """Show one worker with the batches that it holds.
-
-    Exit code 1: no worker has that name, or several have.
-    """
-    with connection.open_target() as target:
-        every = list(pages.read_all(target, target.reads.workers))
-        exact = [row for row in every if row.name == worker]
-        rows = exact or [row for row in every if row.name.startswith(worker)]
-        if len(rows) != 1:
-            names = f": {', '.join(row.name for row in rows[:20])}" if rows else ""
-            show.progress(f"{len(rows)} workers have the name {worker!a}{names}")
-            raise typer.Exit(Exit.NO)
-        [row] = rows
-        held = _held(target, row.name, pages.PAGE_ROWS)
-    if as_json:
-        show.as_json(shapes.worker(row) | {"batches": [shapes.batch(batch) for batch in held]})
-        return
-    _print(row, held)
-
-
-def _print(row: WorkerRow, held: list[BatchRow]) -> None:
+@verb(app, "show", workers.show_worker, example="helixq worker show gpu-1", every_tenant=True)
+def _show(row: WorkerDetail) -> None:
     now = datetime.now(UTC)
     health = row.free.get("health")
     counts = health if isinstance(health, dict) else {}
@@ -132,26 +84,16 @@ def _print(row: WorkerRow, held: list[BatchRow]) -> None:
                 batch.deadline,
                 notes.get(str(batch.batch_id), ""),
             )
-            for batch in held
+            for batch in row.batches
         ],
-        [show.STYLES[batch.state] for batch in held],
+        [show.STYLES[batch.state] for batch in row.batches],
         empty="holds no batches",
         first="identity",
         optional=("progress", "deadline", "queue", "attempt"),
     )
 
 
-def _held(target: Target, worker: str, limit: int) -> list[BatchRow]:
-    """Batches that the worker holds; a database names a worker of a service tenant/name."""
-    rows, _ = pages.read_rows(target, partial(target.reads.batches, worker=worker), limit, None)
-    if not rows and "/" in worker and not target.is_service:
-        tenant, _, name = worker.partition("/")
-        read = partial(target.reads.batches, worker=name, tenant=tenant)
-        rows, _ = pages.read_rows(target, read, limit, None)
-    return rows
-
-
-def _working_on(row: WorkerRow, held: list[BatchRow]) -> str:
+def _working_on(row: WorkerRow, held: Sequence[BatchRow]) -> str:
     names = [unicode_diff.identity_text(batch.identity, batch.revision) for batch in held]
     more = row.leases - _NAMED_BATCHES
     text = ", ".join(names[:_NAMED_BATCHES])

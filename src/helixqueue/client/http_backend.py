@@ -12,7 +12,7 @@ from helixqueue.errors import Refused
 from helixqueue.operations.batches import Operations
 from helixqueue.operations.call_set import CallSet
 from helixqueue.operations.steps import Execute, Sleep, Step, run_steps, run_steps_async
-from helixqueue.transport.http import calls, ledgers, reads
+from helixqueue.transport.http import calls, ledgers
 from helixqueue.transport.http.connection import (
     AsyncHttpConnection,
     HttpConnection,
@@ -35,7 +35,6 @@ T = TypeVar("T")
 MORE_CONNECTIONS = 3
 HTTP_CALLS = CallSet(
     calls,
-    reads,
     ledgers,
     chunk_rows=calls.SUBMIT_ROWS_MAX,
     chunk_chars=calls.SUBMIT_CHARS_MAX,

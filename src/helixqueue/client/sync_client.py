@@ -6,22 +6,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, overload
 
 from helixqueue.client.letters import LetterMethods
+from helixqueue.client.method import method, rows
 from helixqueue.client.queue_methods import QueueMethods
-from helixqueue.operations import batch_actions, submit
+from helixqueue.operations import batch_actions, batch_reads, submit
 from helixqueue.operations.steps import Steps, run_steps
 from helixqueue.records.submission import Submission
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
     from helixqueue.client.backend import SyncBackend
     from helixqueue.client.run_worker import Queues
-    from helixqueue.operations.batch_actions import BatchFilters, BatchRef
+    from helixqueue.operations.batch_actions import BatchRef
     from helixqueue.operations.batches import Which
     from helixqueue.queues import Queue
-    from helixqueue.records.batch import ActionResult, BatchRow, EventRow
+    from helixqueue.records.batch import ActionResult, EventRow
     from helixqueue.records.lease import LeaseRef, LeaseRow, Settlement, WriteResult
     from helixqueue.records.submission import Accepted, Receipt, Source, Submitted
     from helixqueue.states import State
@@ -192,39 +193,8 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
         """Return the events of the batch, from the ledger."""
         return self._do(self._operations.history(receipt))
 
-    def batches(
-        self,
-        *,
-        queue: Queue[Any, Any] | str | None = None,
-        state: State | str | None = None,
-        failure: str | None = None,
-        identity: str | tuple[str, ...] | None = None,
-        worker: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> Iterator[BatchRow]:
-        """List the tenant's batches, newest first.
-
-        Finished states are listed by the time of their end, all others by the time of submission;
-        `since` and `until` (exclusive) refer to that time. `failure` is a failure class and implies
-        the state FAILED. An identity matches in any spelling.
-        """
-        filters: BatchFilters = {
-            "queue": queue,
-            "state": state,
-            "failure": failure,
-            "identity": identity,
-            "worker": worker,
-            "since": since,
-            "until": until,
-        }
-        after: str | None = None
-        while True:
-            page = self._do(batch_actions.list_page(self._operations, filters, after))
-            yield from page.rows
-            after = page.next
-            if after is None:
-                return
+    batch = method(batch_reads.show_batch)
+    batches = rows(batch_reads.list_batches)
 
     @overload
     def cancel(
@@ -262,7 +232,7 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
         Takes a receipt or an id and returns the state; or several of them, or filters with a
         `state`, and returns one answer per batch. A dry run changes nothing.
         """
-        filters: BatchFilters = {
+        filters = {
             "queue": queue,
             "state": state,
             "identity": identity,
@@ -312,7 +282,7 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
         Takes a receipt or an id and returns the state; or several of them, or filters, and returns
         one answer per batch. A dry run changes nothing.
         """
-        filters: BatchFilters = {
+        filters = {
             "queue": queue,
             "failure": failure,
             "identity": identity,
@@ -331,11 +301,7 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
 
         `identity` deletes the identity as well. Key, fingerprint and ledger stay.
         """
-        return self._do(
-            batch_actions.act_on_batch(
-                self._operations, "erase", receipt, reason, identity=identity
-            )
-        )
+        return self._do(batch_actions.erase(self._operations, receipt, reason, identity=identity))
 
     def claim(
         self,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from helixqueue.engine import calls, ledgers, reads
+from helixqueue.engine import calls, ledgers
 from helixqueue.operations.call_set import CallSet
 
 POSTGRES_CALLS: Final = CallSet(
     calls,
-    reads,
     ledgers,
     chunk_rows=calls.SUBMIT_ROWS_MAX,
     chunk_chars=16 * 1024 * 1024,

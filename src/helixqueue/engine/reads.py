@@ -7,7 +7,7 @@ scans a bounded number of rows, so it can be short: only a page without `next` i
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +19,14 @@ from helixqueue.identity import (
     PART_SEPARATOR,
     PROFILES,
     canonicalize,
-    derive_key,
     key_text,
     stored_public_id,
 )
-from helixqueue.identity.canonical import canonical_revision
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.batch import (
     BatchContent,
     BatchDetail,
-    BatchPage,
     BatchRow,
     DecisionRow,
     EventRow,
@@ -40,7 +37,7 @@ from helixqueue.records.batch import (
 )
 from helixqueue.records.page import Page
 from helixqueue.records.queue import BoundedCount, QueueCounts, QueueSummary
-from helixqueue.records.worker import WorkerPage, WorkerRow
+from helixqueue.records.worker import WorkerRow
 from helixqueue.states import FINISHED, State
 
 if TYPE_CHECKING:
@@ -58,11 +55,11 @@ _ROWS_SCANNED = {
     "leased": 5_000,
     "pending": 500,
     "identity": 200,
-    "run": 500,
     "workers": 2_000,
 }
-# The statement returns its columns in the order of the fields; events give the attempts.
-_DETAIL_COLUMNS = [field.name for field in fields(BatchDetail) if field.name != "attempts"]
+# The statement returns its columns in the order of the fields, without those derived from others.
+_DERIVED = {"attempts", "has_payload", "has_result"}
+_DETAIL_COLUMNS = [field.name for field in fields(BatchDetail) if field.name not in _DERIVED]
 _REFUSAL_COLUMNS = [field.name for field in fields(RefusalRow)]
 
 
@@ -74,13 +71,12 @@ def batches(
     failure: str | None = None,
     identity: str | tuple[str, ...] | None = None,
     worker: str | None = None,
-    run: int | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
     after: str | None = None,
     limit: int = 50,
-) -> Call[BatchPage]:
-    """Read a page of batches; those of an `identity` (in any spelling) or `run` by submission time.
+) -> Call[Page[BatchRow]]:
+    """Read a page of batches; those of an `identity`, in any spelling, by submission time.
 
     `worker` selects the worker that holds the batch, or with a finished state, that finished it.
     `failure` is a failure class and implies the state FAILED.
@@ -97,7 +93,6 @@ def batches(
         "worker": worker,
         "failure": failure,
         "identity": None,
-        "run": run,
         "state": state and state.value,
         "since": since or "-infinity",
         "until": until or "infinity",
@@ -106,8 +101,6 @@ def batches(
     if identity is not None:
         args["scan"] = "identity"
         args["identity"] = texts([PART_SEPARATOR.join(form) for form in _forms(identity)])
-    elif run is not None:
-        args["scan"] = "run"
     args["look"] = max(_ROWS_SCANNED.get(str(args["scan"]), 0), limit + 1)
     # Leased batches are in the order of internal ids, so a time does not bound their scan.
     args |= after_time(after, None if args["scan"] == "leased" else until)
@@ -139,9 +132,9 @@ def _forms(identity: str | tuple[str, ...]) -> list[tuple[str, ...]]:
     return list(forms)
 
 
-def _read_page(rows: list[Row], limit: int) -> BatchPage:
+def _read_page(rows: list[Row], limit: int) -> Page[BatchRow]:
     page, cursor = _cut(rows, limit)
-    return BatchPage(tuple(_read_batch(row) for row in page), cursor)
+    return Page(tuple(_read_batch(row) for row in page), cursor)
 
 
 def _cut(rows: list[Row], limit: int) -> tuple[list[Row], str | None]:
@@ -166,38 +159,7 @@ def _read_batch(row: Row) -> BatchRow:
 
 def batch_detail(batch_id: UUID, *, payload: bool = False) -> Call[BatchDetail | None]:
     """Read everything recorded about one batch; with `payload`, also its payload and result."""
-    return _detail_call(plain([batch_id]), "{}", payload=payload)
-
-
-def batch_detail_by_key(key: str, *, payload: bool = False) -> Call[BatchDetail | None]:
-    return _detail_call("{}", _key_array([key]), payload=payload)
-
-
-def batch_detail_by_identity(
-    tenant: str,
-    queue: str,
-    identity: str | tuple[str, ...],
-    revision: str | None = None,
-    *,
-    payload: bool = False,
-) -> Call[BatchDetail | None]:
-    """The story of the batch that `identity` stands for, in any spelling."""
-    revision = canonical_revision(revision)
-    keys = [derive_key(tenant, queue, form, revision) for form in _forms(identity)]
-    return _detail_call("{}", _key_array(keys), payload=payload)
-
-
-def _key_array(keys: Sequence[str]) -> str:
-    """Encode keys as PostgreSQL's bytea[]: the version byte, then the digest."""
-    for key in keys:
-        version, _, digest = key.partition(":")
-        if version != "v1" or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
-            raise Refused(f"expected a key such as v1:<64 hexadecimal digits>, got {key[:80]!r}")
-    return texts([rf"\x01{key[3:]}" for key in keys]) or "{}"
-
-
-def _detail_call(ids: str | None, keys: str, *, payload: bool) -> Call[BatchDetail | None]:
-    args = {"ids": ids, "keys": keys, "payload": payload, "limit": DETAIL_ROWS_MAX}
+    args = {"ids": plain([batch_id]), "payload": payload, "limit": DETAIL_ROWS_MAX}
     return Call(_SQL["batch_detail"], args, lambda rows: _read_detail(rows[0]) if rows else None)
 
 
@@ -212,6 +174,10 @@ def _read_detail(row: Row) -> BatchDetail:
             "identity": identity_parts(values["identity"]),
             "raw": identity_parts(values["raw"] or values["identity"]),
             "state": State(values["state"]),
+            "payload": _json(values["payload"]),
+            "result": _json(values["result"]),
+            "has_payload": values["payload"] is not None,
+            "has_result": values["result"] is not None,
             "events": ledger,
             "attempts": attempts_of(ledger),
             "refusals": tuple(_read_refusal(refusal) for refusal in _rows(values["refusals"])),
@@ -233,10 +199,18 @@ def outcomes(*, ids: Sequence[UUID], results: bool = False) -> Call[list[Outcome
     _demand_chunk("outcomes", ids)
 
     def read(rows: list[Row]) -> list[OutcomeRow | None]:
-        by_id = {row[0]: OutcomeRow(row[0], State(row[1]), *row[2:]) for row in rows}
+        by_id = {row[0]: _read_outcome(row) for row in rows}
         return [by_id.get(batch_id) for batch_id in ids]
 
     return Call(_SQL["outcomes"], {"ids": plain(ids), "results": results}, read)
+
+
+def _read_outcome(row: Row) -> OutcomeRow:
+    batch_id, state, attempt, finished_at, finished_by, failure, detail, result, late, queue = row
+    return OutcomeRow(
+        batch_id, State(state), attempt, finished_at, finished_by, failure, detail, _json(result),
+        late, queue, has_result=result is not None,
+    )  # fmt: skip
 
 
 def contents(*, ids: Sequence[UUID]) -> Call[list[BatchContent]]:
@@ -252,10 +226,11 @@ def contents(*, ids: Sequence[UUID]) -> Call[list[BatchContent]]:
 
 def _read_content(row: Row) -> BatchContent:
     batch_id, key, fingerprint, tenant, queue, identity, raw, profile, revision, state, *rest = row
-    return BatchContent(
+    content = BatchContent(
         batch_id, key_text(key), fingerprint.hex(), tenant, queue, identity_parts(identity),
         identity_parts(raw or identity), profile, revision, State(state), *rest,
     )  # fmt: skip
+    return replace(content, payload=_json(content.payload), result=_json(content.result))
 
 
 def events(*, ids: Sequence[UUID], after: int = 0) -> Call[dict[UUID, list[EventRow]]]:
@@ -315,7 +290,7 @@ def _read_queue(row: Row, bound: int) -> QueueSummary:
 
 def workers(
     *, since: datetime | None = None, after: str | None = None, limit: int = 50
-) -> Call[WorkerPage]:
+) -> Call[Page[WorkerRow]]:
     """Read a page of workers by login and name; `since` keeps those that reported since then."""
     demand_page(limit)
     args = {
@@ -324,7 +299,7 @@ def workers(
         "look": max(_ROWS_SCANNED["workers"], limit + 1),
     }
 
-    def read(rows: list[Row]) -> WorkerPage:
+    def read(rows: list[Row]) -> Page[WorkerRow]:
         workers = [
             WorkerRow(name, role, json.loads(free), *rest)
             for _, _, role, name, free, *rest in rows
@@ -334,7 +309,7 @@ def workers(
         if len(workers) > limit:
             role, name = workers[limit - 1].role, workers[limit - 1].name
         cursor = None if name is None else PART_SEPARATOR.join((role, name))
-        return WorkerPage(tuple(workers[:limit]), cursor)
+        return Page(tuple(workers[:limit]), cursor)
 
     return Call(_SQL["workers"], args | after_worker(after), read)
 
@@ -356,6 +331,10 @@ def _read_refusal(columns: Sequence[Any]) -> RefusalRow:
     return RefusalRow(
         **values | {"state": state and State(state), "first_at": first, "last_at": last}
     )
+
+
+def _json(text: str | None) -> Any:  # noqa: ANN401 - JSON
+    return None if text is None else json.loads(text)
 
 
 def _rows(text: str | None) -> list[list[Any]]:

@@ -9,7 +9,7 @@ select b.edge_at, b.edge_id, b.at, b.id, b.key, b.tenant, b.queue, b.identity, b
        b.finished_by, b.failure, b.detail, b.last_worker, b.refused
 from helix.read_batches_v1(
   %(scan)s::text, %(tenant)s::text, %(queue)s::text, %(state)s::text, %(worker)s::text,
-  %(failure)s::text, %(identity)s::text[], %(run)s::bigint, %(since)s::timestamptz,
+  %(failure)s::text, %(identity)s::text[], null::bigint, %(since)s::timestamptz,
   %(until)s::timestamptz, %(at)s::timestamptz, %(id)s::bigint, %(look)s::int, %(limit)s::int) b;
 
 -- name: batch_detail
@@ -19,7 +19,7 @@ select b.public_id, b.key, b.fingerprint, b.tenant, b.queue, b.identity, b.raw, 
        b.attempt, b.worker, b.deadline, b.epoch, b.number, b.cause, b.due, b.finished_at, b.finished_by,
        b.failure, b.detail, b.retired_at, b.erased, b.payload, b.result, b.events::text, b.refusals::text,
        b.decisions::text, b.sources::text
-from helix.read_batch_v1(%(ids)s::uuid[], %(keys)s::bytea[], %(payload)s::boolean, %(limit)s::int) b;
+from helix.read_batch_v1(%(ids)s::uuid[], '{}'::bytea[], %(payload)s::boolean, %(limit)s::int) b;
 
 -- name: outcomes
 -- States and results of batches; an unknown id returns no row.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from helixqueue.engine.revision import SchemaRevision
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
-from helixqueue.records.worker import WorkerPage, WorkerRow
+from helixqueue.records.page import Page
+from helixqueue.records.worker import WorkerRow
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -24,7 +25,7 @@ def worker_name(tenant: str, worker: str) -> str:
 
 def tenant_workers(
     *, tenant: str, since: datetime | None = None, after: str | None = None, limit: int = 50
-) -> Call[WorkerPage]:
+) -> Call[Page[WorkerRow]]:
     """Read a page of a tenant's workers by name; `since` keeps those that reported since then."""
     args = {
         "tenant": tenant,
@@ -34,14 +35,15 @@ def tenant_workers(
         "look": max(WORKERS_SCANNED, limit + 1),
     }
 
-    def read(rows: list[Row]) -> WorkerPage:
+    def read(rows: list[Row]) -> Page[WorkerRow]:
         workers = [
-            WorkerRow(name, role, json.loads(free), *rest)
-            for _, name, role, free, *rest in rows
+            # Their login is the service's own.
+            WorkerRow(name, None, json.loads(free), *rest)
+            for _, name, _, free, *rest in rows
             if name is not None
         ]
         cursor = workers[limit - 1].name if len(workers) > limit else rows[0][0]
-        return WorkerPage(tuple(workers[:limit]), cursor)
+        return Page(tuple(workers[:limit]), cursor)
 
     return Call(_SQL["tenant_workers"], args, read)
 

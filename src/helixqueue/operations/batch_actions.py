@@ -1,182 +1,374 @@
-"""List batches, and cancel, retry or erase them: by receipt, by id or by filter.
+"""Actions of operators on batches: retry, cancel, release and erase, by id or by filter.
 
-Actions on several batches run in pages: each page is one call, and each batch gets its own answer.
+The ledger stores their reason and actor. Actions on several batches run in pages: each page is one
+call, and each batch gets its own answer.
 """
 
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from helixqueue.errors import HelixError, IllegalTransition, Refused, Retryable
-from helixqueue.identity import check_name
-from helixqueue.operations.prepare import moment
-from helixqueue.queues import Queue
-from helixqueue.records.batch import ActionPage, ActionResult, BatchRow
+from helixqueue.errors import (
+    IllegalTransition,
+    InvalidIdentity,
+    NoSuchBatch,
+    Refused,
+    Retryable,
+)
+from helixqueue.operations import engine
+from helixqueue.operations.batch_reads import (
+    BatchId,
+    Failure,
+    IdentityFilter,
+    QueueFilter,
+    Since,
+    StateFilter,
+    Until,
+    Worker,
+    batch_id_of,
+    list_batches,
+    read_state,
+)
+from helixqueue.operations.operation import operation
+from helixqueue.operations.steps import Steps
+from helixqueue.records.batch import ActionResult, BatchRow
+from helixqueue.records.page import Page
+from helixqueue.records.parameter import (
+    MAX_PAGE,
+    ActionLimit,
+    Cursor,
+    IdentityText,
+    Param,
+    Reason,
+    check_value,
+)
 from helixqueue.records.submission import Receipt
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from datetime import datetime
+    from collections.abc import Iterable, Iterator, Sequence
 
     from helixqueue.operations.batches import Operations
-    from helixqueue.operations.steps import AnyCall, Steps
-    from helixqueue.records.batch import BatchPage
+    from helixqueue.operations.operation import Operation
+    from helixqueue.operations.steps import AnyCall
 
-PAGE_ROWS: Final = 500
-# The states from which each action is possible, for actions by filter.
-ACTION_STATES: Final = {
-    "retry": (State.FAILED,),
-    "cancel": (State.PENDING, State.ASSIGNED, State.RUNNING),
-}
-
+IDS_MAX: Final = 1_000
+SELECTED: Final = 100  # batches that one call selects by filters, unless its limit says otherwise
 BatchRef = Receipt[Any] | uuid.UUID | BatchRow
 
 
-class BatchFilters(TypedDict, total=False):
-    """Which batches a list or an action takes; all filters apply."""
-
-    queue: Queue[Any, Any] | str | None
-    state: State | str | None
-    failure: str | None  # failure class; implies the state FAILED
-    identity: str | tuple[str, ...] | None  # in any spelling
-    worker: str | None  # holds the batch; with a finished state, finished it
-    since: datetime | None  # time of submission; with a finished state, time of the end
-    until: datetime | None  # exclusive
+def _batch_ids(batches: Iterable[object]) -> list[uuid.UUID]:
+    return [batch_id_of(batch) for batch in batches]
 
 
-def list_page(
-    operations: Operations, filters: BatchFilters, after: str | None, limit: int | None = None
-) -> Steps[BatchPage]:
-    queue = filters.get("queue")
-    name = queue.name if isinstance(queue, Queue) else queue
-    state = filters.get("state")
-    return operations.ask(
-        operations.reads.batches(
-            tenant=operations.tenant,
-            queue=None if name is None else check_name("queue", name),
-            state=None if state is None else read_state(state),
-            failure=filters.get("failure"),
-            identity=filters.get("identity"),
-            worker=filters.get("worker"),
-            since=moment("since", filters.get("since")),
-            until=moment("until", filters.get("until")),
-            after=after,
-            limit=limit or PAGE_ROWS,
+if TYPE_CHECKING:
+    BatchIds = Sequence[BatchRef]
+    UnfinishedState = StateFilter
+    Identity = IdentityFilter
+else:
+    BatchIds = Annotated[
+        list[uuid.UUID],
+        Param(
+            "Batches by id, in place of filters.", length=IDS_MAX, metavar="BATCH", read=_batch_ids
+        ),
+    ]
+    UnfinishedState = Annotated[
+        Literal["PENDING", "ASSIGNED", "RUNNING"],
+        Param(
+            "PENDING, ASSIGNED or RUNNING; required with filters.", metavar="STATE", read=read_state
+        ),
+    ]
+    Identity = Annotated[
+        IdentityText | Annotated[list[IdentityText], Param("", length=16)],
+        Param("Only batches of this identity, in any spelling.", metavar="TEXT"),
+    ]
+DryRun = Annotated[bool, Param("Show what would happen without changing anything.")]
+AndIdentity = Annotated[bool, Param("Delete the identity as well.")]
+
+
+@operation("POST /v1/batches/retry", scope="operate", raises=[InvalidIdentity], fenced=True)
+def retry_batches(
+    operations: Operations,
+    batch_ids: BatchIds | None = None,
+    *,
+    reason: Reason,
+    queue: QueueFilter | None = None,
+    failure: Failure | None = None,
+    identity: Identity | None = None,
+    worker: Worker | None = None,
+    since: Since | None = None,
+    until: Until | None = None,
+    after: Cursor | None = None,
+    limit: ActionLimit | None = None,
+    dry_run: DryRun = False,
+) -> Steps[Page[ActionResult]]:
+    """Retry failed batches by id or by filter.
+
+    They become PENDING, with all their attempts again. Each batch has its own answer: `ok`,
+    `repeat`, `illegal` for a batch that is not FAILED or has no payload any more, or `refused` for
+    an unknown batch. Filters take the latest failures first; `since` and `until` refer to the time
+    of failure. A batch that fails again meanwhile is not taken twice; one response has 100 batches
+    unless `limit` is set. A dry run has the same answers and changes nothing.
+    """
+    filters = {
+        "queue": queue, "failure": failure, "identity": identity, "worker": worker,
+        "since": since, "until": until,
+    }  # fmt: skip
+    ids, following = yield from _select(
+        operations, "retry", batch_ids, filters, state=State.FAILED, after=after, limit=limit
+    )
+    return (
+        yield from _act(
+            operations,
+            engine.calls.retry(ids=ids, reason=reason, actor=operations.actor, dry_run=dry_run),
+            following,
         )
     )
 
 
-def act_on_batch(
-    operations: Operations, verb: str, batch: object, reason: str, **options: bool
-) -> Steps[State]:
-    """Cancel, retry or erase one batch and return its state; raise if that is not possible."""
-    demand_reason(verb, reason)
-    batch_id = batch_id_of(batch)
-    [result] = yield from operations.ask(_call(operations, verb, [batch_id], reason, **options))
+@operation("POST /v1/batches/cancel", scope="operate", raises=[InvalidIdentity], fenced=True)
+def cancel_batches(
+    operations: Operations,
+    batch_ids: BatchIds | None = None,
+    *,
+    reason: Reason,
+    queue: QueueFilter | None = None,
+    state: UnfinishedState | None = None,
+    identity: Identity | None = None,
+    worker: Worker | None = None,
+    since: Since | None = None,
+    until: Until | None = None,
+    after: Cursor | None = None,
+    limit: ActionLimit | None = None,
+    dry_run: DryRun = False,
+) -> Steps[Page[ActionResult]]:
+    """Cancel unfinished batches by id or by filter.
+
+    Also while they run: their leases end, and later writes of their workers are refused. Each batch
+    has its own answer, as for retry. `since` and `until` refer to the time of submission.
+    """
+    filters = {
+        "queue": queue, "state": state, "identity": identity, "worker": worker,
+        "since": since, "until": until,
+    }  # fmt: skip
+    if batch_ids is None and any(value is not None for value in filters.values()):
+        possible = (State.PENDING, State.ASSIGNED, State.RUNNING)
+        if state is None or read_state(state) not in possible:
+            raise Refused(f"cancel: expected the state {' or '.join(possible)}, got {state}")
+    ids, following = yield from _select(
+        operations, "cancel", batch_ids, filters, state=state, after=after, limit=limit
+    )
+    return (
+        yield from _act(
+            operations,
+            engine.calls.cancel(ids=ids, reason=reason, actor=operations.actor, dry_run=dry_run),
+            following,
+        )
+    )
+
+
+def _select(
+    operations: Operations,
+    verb: str,
+    batch_ids: BatchIds | None,
+    filters: dict[str, Any],
+    *,
+    state: StateFilter | None,
+    after: str | None,
+    limit: int | None,
+) -> Steps[tuple[list[uuid.UUID], str | None]]:
+    """The ids of the batches to act on, and the cursor of those that follow."""
+    _demand_one(verb, batch_ids, filters)
+    if batch_ids is None:
+        page = yield from list_batches(
+            operations, **{**filters, "state": state}, after=after, limit=limit or SELECTED
+        )
+        return [row.batch_id for row in page.rows], page.next
+    if (after, limit) != (None, None):
+        raise Refused(f"{verb}: expected after and limit with filters only, got ids of batches")
+    if not 1 <= len(batch_ids) <= IDS_MAX:
+        raise Refused(f"{verb}: expected 1 to {IDS_MAX} ids, got {len(batch_ids)}")
+    return list(dict.fromkeys(_batch_ids(batch_ids))), None
+
+
+def _demand_one(verb: str, batches: object, filters: dict[str, Any]) -> None:
+    """Refuse both ids and filters, and neither."""
+    has_filters = any(value is not None for value in filters.values())
+    if (batches is not None) == has_filters:
+        got = "both" if has_filters else "neither"
+        raise Refused(f"{verb}: expected ids of batches, or else filters; got {got}")
+
+
+def _act(
+    operations: Operations, call: AnyCall[list[ActionResult]], following: str | None
+) -> Steps[Page[ActionResult]]:
+    results = yield from operations.ask(call)
+    return Page(tuple(_visible(operations, result) for result in results), following)
+
+
+def _visible(operations: Operations, result: ActionResult) -> ActionResult:
+    """The answer; queue, identity and revision only for a token that may read batches."""
+    if operations.reads_batches:
+        return result
+    return replace(result, queue=None, identity=(), revision=None)
+
+
+@operation(
+    "POST /v1/batches/{batch_id}/retry",
+    scope="operate",
+    raises=[NoSuchBatch, IllegalTransition],
+    fenced=True,
+)
+def retry_batch(
+    operations: Operations, batch_id: BatchId, *, reason: Reason
+) -> Steps[ActionResult]:
+    """Retry a failed batch with all its attempts.
+
+    A repeat has the answer `repeat` and changes nothing.
+    """
+    return (yield from _act_on_one(operations, "retry", engine.calls.retry, batch_id, reason))
+
+
+@operation(
+    "POST /v1/batches/{batch_id}/cancel",
+    scope="operate",
+    raises=[NoSuchBatch, IllegalTransition],
+    fenced=True,
+)
+def cancel_batch(
+    operations: Operations, batch_id: BatchId, *, reason: Reason
+) -> Steps[ActionResult]:
+    """Cancel a batch, even while it runs: its lease ends.
+
+    A repeat has the answer `repeat` and changes nothing.
+    """
+    return (yield from _act_on_one(operations, "cancel", engine.calls.cancel, batch_id, reason))
+
+
+@operation(
+    "POST /v1/batches/{batch_id}/release",
+    scope="operate",
+    raises=[NoSuchBatch, IllegalTransition],
+    fenced=True,
+)
+def release_batch(
+    operations: Operations, batch_id: BatchId, *, reason: Reason
+) -> Steps[ActionResult]:
+    """Return the batch of a lost worker to its queue.
+
+    Its lease ends, this costs no attempt, and later writes of that worker are refused.
+    """
+    call = engine.calls.release_by_id
+    return (yield from _act_on_one(operations, "release", call, batch_id, reason))
+
+
+@operation(
+    "POST /v1/batches/{batch_id}/erase",
+    scope="operate",
+    raises=[NoSuchBatch, IllegalTransition],
+    fenced=True,
+)
+def erase_batch(
+    operations: Operations, batch_id: BatchId, *, reason: Reason, identity: AndIdentity = False
+) -> Steps[ActionResult]:
+    """Delete payload and result of a finished batch.
+
+    Failure details and the copies in fences are deleted too. This cannot be undone; the ledger
+    keeps the events.
+    """
+    call = engine.calls.erase
+    return (yield from _act_on_one(operations, "erase", call, batch_id, reason, identity=identity))
+
+
+def _act_on_one(
+    operations: Operations, verb: str, call: Any, batch_id: BatchId, reason: str, **options: bool
+) -> Steps[ActionResult]:
+    [result] = yield from operations.ask(
+        call(ids=[batch_id_of(batch_id)], reason=reason, actor=operations.actor, **options)
+    )
+    _demand_done(verb, result)
+    return _visible(operations, result)
+
+
+def _demand_done(verb: str, result: ActionResult) -> State:
+    """The state of a batch after an action; raises if that was not possible."""
+    batch_id, note = result.batch_id, result.note
     if result.answer in {"ok", "repeat"} and result.state is not None:
         return result.state
-    raise _error(verb, result)
+    if result.answer == "busy":
+        raise Retryable(f"{verb}: another call holds batch {batch_id}; retry")
+    if result.answer == "refused":
+        raise NoSuchBatch(f"{verb}: {note or 'refused'}: {batch_id}; check the receipt")
+    why = f": {note}" if note else ""
+    raise IllegalTransition(
+        f"{verb}: not possible for batch {batch_id}, which is {result.state}{why}",
+        state=result.state,
+        note=note,
+    )
+
+
+# Compositions of clients and commands.
+
+
+def each(
+    operations: Operations,
+    action: Operation[..., ActionResult],
+    batch_ids: Iterable[uuid.UUID],
+    **values: object,
+) -> Steps[Page[ActionResult]]:
+    """Act on one batch after another; an error of one becomes its answer."""
+    results = []
+    for batch_id in batch_ids:
+        try:
+            results.append((yield from action(operations, batch_id, **values)))
+        except NoSuchBatch:
+            results.append(ActionResult(batch_id, "refused", None, "no such batch"))
+        except IllegalTransition as error:
+            state = None if error.state is None else State(error.state)
+            results.append(ActionResult(batch_id, "illegal", state, error.note))
+        except Retryable:
+            results.append(ActionResult(batch_id, "busy", None, None))
+    return Page(tuple(results), None)
 
 
 def act_on_batches(
     operations: Operations,
-    verb: str,
+    verb: Literal["retry", "cancel"],
     batches: BatchRef | Iterable[BatchRef] | None,
-    filters: BatchFilters,
+    filters: dict[str, Any],
     reason: str,
     *,
     dry_run: bool = False,
 ) -> Steps[State | list[ActionResult]]:
     """Cancel or retry one batch, several batches, or all batches that match the filters."""
-    has_filters = any(value is not None for value in filters.values())
-    if (batches is not None) == has_filters:
-        got = "both" if has_filters else "neither"
-        raise Refused(f"{verb}: expected receipts or ids, or else filters; got {got}")
+    action: Operation[..., Page[ActionResult]]
+    action = retry_batches if verb == "retry" else cancel_batches
+    options: dict[str, Any] = {"reason": reason, "dry_run": dry_run}
+    check_value("reason", Reason, reason)
+    _demand_one(verb, batches, filters)
+    results: list[ActionResult] = []
     if isinstance(batches, Receipt | uuid.UUID | BatchRow | str):
-        return (yield from act_on_batch(operations, verb, batches, reason, dry_run=dry_run))
-    demand_reason(verb, reason)
-    results: list[ActionResult] = []
+        page = yield from action(operations, [batch_id_of(batches)], **filters, **options)
+        return _demand_done(verb, page.rows[0])
     if batches is not None:
-        for ids in _pages(verb, batches):
-            results += yield from operations.ask(
-                _call(operations, verb, ids, reason, dry_run=dry_run)
-            )
+        for ids in _chunks(verb, batches):
+            page = yield from action(operations, ids, **filters, **options)
+            results += page.rows
         return results
-    after: str | None = None
+    options |= {"limit": MAX_PAGE, **filters}
     while True:
-        page = yield from act_on_page(
-            operations, verb, filters, reason, dry_run=dry_run, after=after
-        )
+        page = yield from action(operations, **options)
         results += page.rows
-        after = page.next
-        if after is None:
+        if page.next is None:
             return results
+        options["after"] = page.next
 
 
-def act_on_page(
-    operations: Operations,
-    verb: str,
-    filters: BatchFilters,
-    reason: str,
-    *,
-    dry_run: bool,
-    after: str | None,
-    limit: int | None = None,
-) -> Steps[ActionPage]:
-    """Cancel or retry the next batches that match.
-
-    A retried batch that fails again has a later time of failure: the cursor does not return to it.
-    """
-    filters = {**filters, "state": action_state(verb, filters.get("state"))}
-    page = yield from list_page(operations, filters, after, limit)
-    ids = [row.batch_id for row in page.rows]
-    results: list[ActionResult] = []
-    if ids:
-        results = yield from operations.ask(_call(operations, verb, ids, reason, dry_run=dry_run))
-    return ActionPage(tuple(results), page.next)
-
-
-def action_state(verb: str, state: State | str | None) -> State:
-    """Check the state filter of an action; an action with one possible state needs no filter."""
-    possible = ACTION_STATES[verb]
-    selected = read_state(state) if state is not None else None
-    if selected is None and len(possible) == 1:
-        return possible[0]
-    if selected not in possible:
-        raise Refused(f"{verb}: expected the state {' or '.join(possible)}, got {selected}")
-    return selected
-
-
-def read_state(word: State | str) -> State:
-    try:
-        return State(word.upper())
-    except (ValueError, AttributeError):
-        raise Refused(f"state: expected one of {', '.join(State)}; got {word!r}") from None
-
-
-def batch_id_of(batch: object) -> uuid.UUID:
-    batch_id = batch.batch_id if isinstance(batch, Receipt | BatchRow) else batch
-    if not isinstance(batch_id, uuid.UUID):
-        hint = "; pass its .receipt" if hasattr(batch, "receipt") else ""
-        raise Refused(f"expected a receipt or a batch's UUID, got {ascii(batch)[:80]}{hint}")
-    return batch_id
-
-
-def _call(
-    operations: Operations, verb: str, ids: list[uuid.UUID], reason: str, **options: bool
-) -> AnyCall[list[ActionResult]]:
-    calls, actor = operations.calls, operations.actor
-    if verb == "erase":
-        return calls.erase(ids=ids, reason=reason, actor=actor, **options)
-    build = calls.retry if verb == "retry" else calls.cancel
-    return build(ids=ids, reason=reason, actor=actor, **options)
-
-
-def _pages(verb: str, batches: object) -> Iterator[list[uuid.UUID]]:
-    """Cut ids into pages; a batch that is named twice counts once."""
+def _chunks(verb: str, batches: object) -> Iterator[list[uuid.UUID]]:
+    """Cut ids into chunks; a batch that is named twice counts once."""
     try:
         iterator = iter(batches)  # type: ignore[call-overload]
     except TypeError:
@@ -184,22 +376,13 @@ def _pages(verb: str, batches: object) -> Iterator[list[uuid.UUID]]:
             f"{verb}: expected receipts or batch ids, got {ascii(batches)[:80]}"
         ) from None
     ids = iter(dict.fromkeys(batch_id_of(batch) for batch in iterator))
-    while page := list(islice(ids, PAGE_ROWS)):
-        yield page
+    while chunk := list(islice(ids, IDS_MAX)):
+        yield chunk
 
 
-def demand_reason(verb: str, reason: object) -> None:
-    if not isinstance(reason, str) or not reason.strip() or "\0" in reason:
-        raise Refused(f"{verb}: expected a reason for the record, got {reason!r}")
-
-
-def _error(verb: str, result: ActionResult) -> HelixError:
-    batch_id, note = result.batch_id, result.note
-    if result.answer == "busy":
-        return Retryable(f"{verb}: another call holds batch {batch_id}; retry")
-    if result.answer == "refused":
-        return Refused(f"{verb}: {note or 'refused'}: {batch_id}; check the receipt")
-    why = f": {note}" if note else ""
-    return IllegalTransition(
-        f"{verb}: not possible for batch {batch_id}, which is {result.state}{why}"
-    )
+def erase(
+    operations: Operations, batch: BatchRef, reason: str, *, identity: bool = False
+) -> Steps[State]:
+    """Erase a batch and return its state."""
+    result = yield from erase_batch(operations, batch, reason=reason, identity=identity)
+    return _demand_done("erase", result)

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from helixqueue.errors import (
     InProgress,
     NoResult,
+    NoSuchBatch,
     NoSuchQueue,
     NotPermitted,
     Refused,
 )
 from helixqueue.identity import PROFILES, check_name
-from helixqueue.operations import engine, queues
-from helixqueue.operations.batch_actions import batch_id_of
+from helixqueue.operations import batch_reads, engine, queues
 from helixqueue.operations.prepare import KnownQueue
 from helixqueue.operations.steps import Execute, Sleep, Steps, retried
 from helixqueue.queues import Queue, checked_requires
@@ -61,22 +61,25 @@ class Operations:
         logs_identities: bool = True,
         only_queues: Collection[str] | None = None,
         sees_payloads: bool = True,
+        reads_batches: bool = True,
         token_hash: bytes | None = None,
         find_signer: Callable[[], Any] = lambda: None,
     ) -> None:
         """Without `tenant`, the token of the connection determines the tenant.
 
-        `only_queues` and `sees_payloads` are the limits of a token; a database login has none.
+        `only_queues`, `sees_payloads` and `reads_batches` are the limits of a token; a database
+        login has none.
         `token_hash` is the token for which a service acts, `find_signer` finds the key that signs
         receipts.
         """
         self.logs_identities = logs_identities
         self.call_set = call_set
-        self.calls, self.reads = call_set.calls, call_set.reads
+        self.calls = call_set.calls
         self.tenant = "" if tenant is None else check_name("tenant", tenant)
         self._tenant_text = f"tenant {tenant}" if tenant else "the token's tenant"
         self.actor = actor
-        self._queues, self.sees_payloads = only_queues, sees_payloads
+        self._queues = only_queues
+        self.sees_payloads, self.reads_batches = sees_payloads, reads_batches
         self.token_hash, self.find_signer = token_hash, find_signer
         self._retry_seconds = retry_seconds
         self._known: dict[Queue[Any, Any] | str, KnownQueue] = {}
@@ -161,21 +164,24 @@ class Operations:
 
     # Batches.
 
-    def look(self, which: Which, *, results: bool = False) -> Steps[OutcomeRow]:
-        batch_id = batch_id_of(which)
-        [found] = yield from self.ask(self.reads.outcomes(ids=[batch_id], results=results))
-        if found is None:
-            raise Refused(f"{self._tenant_text} has no batch {batch_id}: check the receipt")
-        return found
+    def require_payloads(self) -> None:
+        if not self.sees_payloads:
+            raise NotPermitted("the operation requires the scope payloads")
+
+    def no_such_batch(self, batch_id: uuid.UUID) -> NoSuchBatch:
+        return NoSuchBatch(f"{self._tenant_text} has no batch {batch_id}: check the receipt")
 
     def state(self, which: Which) -> Steps[State]:
-        found = yield from self.look(which)
+        found = yield from batch_reads.show_outcome(self, which, result=False)
         return found.state
 
     def wait(self, which: Which, timeout: float | None) -> Steps[State]:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         pause = FIRST_LOOK_S
-        while (found := (yield from self.look(which))).state not in FINISHED:
+        while True:
+            found = yield from batch_reads.show_outcome(self, which, result=False)
+            if found.state in FINISHED:
+                return found.state
             left = deadline - time.monotonic()
             if left <= 0:
                 raise InProgress(
@@ -185,10 +191,9 @@ class Operations:
                 )
             yield Sleep(min(pause, left))
             pause = min(pause * 1.5, LONGEST_LOOK_S)
-        return found.state
 
     def result(self, which: Which, queue: Queue[Any, Any] | None) -> Steps[Any]:
-        found = yield from self.look(which, results=True)
+        found = yield from batch_reads.show_outcome(self, which, result=True)
         if found.state not in FINISHED:
             raise InProgress(
                 f"batch {found.batch_id} is {found.state} and has no result yet; wait for it",
@@ -199,10 +204,10 @@ class Operations:
         declared = queue or self._declared(found.queue)
         shape = None if declared is None else declared.result
         if shape is None:
-            return None if found.result is None else json.loads(found.result)
-        if found.result is None:
+            return found.result
+        if not found.has_result:
             raise _no_result(found, "its worker gave none, or it was erased")
-        return shape.read(json.loads(found.result))
+        return shape.read(found.result)
 
     def _declared(self, name: str) -> Queue[Any, Any] | None:
         """Return the latest declaration of that name: notebooks run a cell again."""
@@ -212,11 +217,8 @@ class Operations:
         )
 
     def history(self, which: Which) -> Steps[list[EventRow]]:
-        batch_id = batch_id_of(which)
-        found = yield from self.ask(self.reads.events(ids=[batch_id]))
-        if not found[batch_id]:
-            yield from self.look(which)  # raises for an unknown batch
-        return found[batch_id]
+        found = yield from batch_reads.show_batch(self, which)
+        return list(found.events)
 
     # Leases.
 

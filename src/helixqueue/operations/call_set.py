@@ -1,6 +1,7 @@
-"""The calls that a client makes: SQL statements (`engine`) or HTTP requests (`transport/http`).
+"""Hot calls of a client: SQL statements (`engine`) or HTTP requests (`transport/http`).
 
-Both are modules with the same functions, parameters and results: operations are written once.
+Both are modules with the same functions, parameters and results. All other calls follow from
+declared operations (`operation.py`).
 """
 
 from __future__ import annotations
@@ -10,15 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from datetime import datetime
     from uuid import UUID
 
     from helixqueue.operations.operation import Operation
     from helixqueue.operations.steps import AnyCall
-    from helixqueue.records.batch import ActionResult, BatchPage, EventRow, OutcomeRow
     from helixqueue.records.lease import ClaimResult, LeaseRef, Settlement, WriteResult
     from helixqueue.records.submission import SubmissionRow, SubmittedRow
-    from helixqueue.states import State
 
 
 class WriteCalls(Protocol):
@@ -42,33 +40,6 @@ class WriteCalls(Protocol):
         refused: Sequence[tuple[bytes, str]],
         actor: str | None = None,
     ) -> AnyCall[None]: ...
-
-    def cancel(
-        self,
-        *,
-        ids: Sequence[UUID],
-        reason: str,
-        actor: str | None = None,
-        dry_run: bool = False,
-    ) -> AnyCall[list[ActionResult]]: ...
-
-    def retry(
-        self,
-        *,
-        ids: Sequence[UUID],
-        reason: str,
-        actor: str | None = None,
-        dry_run: bool = False,
-    ) -> AnyCall[list[ActionResult]]: ...
-
-    def erase(
-        self,
-        *,
-        ids: Sequence[UUID],
-        reason: str,
-        actor: str | None = None,
-        identity: bool = False,
-    ) -> AnyCall[list[ActionResult]]: ...
 
     def claim(
         self,
@@ -95,37 +66,11 @@ class WriteCalls(Protocol):
     ) -> AnyCall[list[WriteResult]]: ...
 
 
-class ReadCalls(Protocol):
-    """Calls that change nothing."""
-
-    def outcomes(
-        self, *, ids: Sequence[UUID], results: bool = False
-    ) -> AnyCall[list[OutcomeRow | None]]: ...
-
-    def events(self, *, ids: Sequence[UUID]) -> AnyCall[dict[UUID, list[EventRow]]]: ...
-
-    def batches(
-        self,
-        *,
-        tenant: str | None = None,
-        queue: str | None = None,
-        state: State | None = None,
-        failure: str | None = None,
-        identity: str | tuple[str, ...] | None = None,
-        worker: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        after: str | None = None,
-        limit: int = 50,
-    ) -> AnyCall[BatchPage]: ...
-
-
 @dataclass(frozen=True)
 class CallSet:
     """The calls of clients on PostgreSQL or on HTTP, and their limits."""
 
     calls: WriteCalls
-    reads: ReadCalls
     ledgers: Any  # the module of calls about user ledgers and feeds
     chunk_rows: int  # maximum rows of one submit call
     chunk_chars: int  # maximum characters of their payloads and identities

@@ -30,7 +30,7 @@ from typing import (
     is_typeddict,
 )  # fmt: skip
 
-from helixqueue.records.parameter import ABSENT, check_value
+from helixqueue.records.parameter import ABSENT, check_value, kind_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -91,7 +91,11 @@ class Operation(Generic[P, T]):
         values = {name: value for name, value in values.items() if value is not ABSENT}
         for name, value in values.items():
             if name in self.parameters:
-                check_value(name, self.parameters[name].annotation, value)
+                annotation = self.parameters[name].annotation
+                read = kind_of(annotation).param.read
+                if read is not None and value is not None:
+                    values[name] = read(value)
+                check_value(name, annotation, values[name])
         return values
 
     @cached_property
@@ -165,5 +169,9 @@ def operation(
 
 
 def operations_of(subject: ModuleType) -> list[Operation[..., Any]]:
-    """The operations that a module declares, in its order."""
-    return [item for item in vars(subject).values() if isinstance(item, Operation)]
+    """The operations that a module declares, in its order; not those that it imports."""
+    return [
+        item
+        for item in vars(subject).values()
+        if isinstance(item, Operation) and item.function.__module__ == subject.__name__
+    ]

@@ -12,8 +12,12 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from helixqueue.records.lease import ResultWord
+from helixqueue.records.parameter import Param, Payload
 from helixqueue.states import State
 
+# A service replaces such a number: it counts the claims of all tenants.
+TokenNumber = Annotated[int, Param("Number of the claim, in its epoch.", sealed=True)]
+Text = Annotated[str | None, Payload]
 Place = Literal["ready", "waiting", "active", "outcome", "retired"]
 Cause = Literal["delay", "limit", "paused"]
 
@@ -77,15 +81,9 @@ class BatchRow:
     finished_at: datetime | None
     finished_by: str | None
     failure: str | None  # failure class of a FAILED batch
-    detail: str | None
+    detail: Text  # of the worker
     last_worker: str | None  # worker that held a finished batch last
     refused: bool = False  # a late write is on record
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPage:
-    rows: tuple[BatchRow, ...]
-    next: str | None  # cursor of the next page; None: last page
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +98,8 @@ class EventRow:
     actor: str
     attempt: int
     epoch: int | None
-    number: int | None
-    detail: str | None
+    number: TokenNumber | None
+    detail: Text
     late: bool
 
 
@@ -111,14 +109,14 @@ class AttemptRow:
 
     attempt: int
     epoch: int | None
-    number: int | None
+    number: TokenNumber | None
     worker: str
     claimed_at: datetime
     started_at: datetime | None = None
     ended_at: datetime | None = None  # None: the lease is live
     end: str | None = None  # the reason of the event that ended it
     ended_by: str | None = None
-    detail: str | None = None
+    detail: Text = None
     late: bool = False
 
 
@@ -152,8 +150,8 @@ class RefusalRow:
     worker: str
     owner: str | None
     epoch: int
-    number: int
-    owner_number: int | None
+    number: TokenNumber
+    owner_number: TokenNumber | None
     state: State | None
     why: str
     times: int
@@ -168,7 +166,7 @@ class DecisionRow:
     at: datetime
     kind: str
     actor: str
-    detail: str | None
+    detail: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,22 +209,24 @@ class BatchDetail:
     worker: str | None
     deadline: datetime | None
     epoch: int | None
-    number: int | None
+    number: TokenNumber | None
     cause: Cause | None
     due: datetime | None
     finished_at: datetime | None
     finished_by: str | None
     failure: str | None
-    detail: str | None
+    detail: Text
     retired_at: datetime | None
     erased: bool  # the payload was deleted, by erasure or retention
-    payload: str | None  # JSON text, if requested
-    result: str | None  # JSON text, if requested
+    payload: Annotated[Any, Payload]  # JSON, if requested
+    result: Annotated[Any, Payload]  # JSON, if requested
     events: tuple[EventRow, ...]
     attempts: tuple[AttemptRow, ...]
     refusals: tuple[RefusalRow, ...]
     decisions: tuple[DecisionRow, ...]
     sources: tuple[SourceRow, ...]
+    has_payload: bool  # whether `payload` is one; tells null from none
+    has_result: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +238,8 @@ class BatchContent:
     fingerprint: str
     tenant: str
     queue: str
-    identity: tuple[str, ...]
-    raw: tuple[str, ...]
+    identity: IdentityParts
+    raw: IdentityParts
     profile: str
     revision: str
     state: State
@@ -252,8 +252,8 @@ class BatchContent:
     finished_by: str | None
     failure: str | None
     detail: str | None
-    payload: str | None  # JSON text; None: erased
-    result: str | None  # JSON text
+    payload: Any  # JSON; None: erased
+    result: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +266,28 @@ class OutcomeRow:
     finished_at: datetime | None  # None: not finished, or retired
     finished_by: str | None
     failure: str | None
-    detail: str | None
-    result: str | None  # JSON text, if requested
+    detail: Text
+    result: Annotated[Any, Payload]  # JSON, if requested
     late: bool
     queue: str | None  # of a finished batch; determines the type of the result
+    has_result: bool  # whether `result` is one; tells null from none
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCause:
+    """FAILED batches of one queue with the same failure class and, up to names, the same text.
+
+    In the text, (identity) and N stand for identities and numbers.
+    """
+
+    tenant: str
+    queue: str
+    failure: str
+    text: Text
+    batches: int
+    example: IdentityParts  # identity of the newest
+    revision: str
+    newest: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,11 +304,3 @@ class ActionResult:
     queue: str | None = None
     identity: IdentityParts = ()
     revision: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ActionPage:
-    """Answers of an action on the batches that match some filters."""
-
-    rows: tuple[ActionResult, ...]
-    next: str | None  # cursor of the next page; None: no more batches match

@@ -39,6 +39,7 @@ class Param:
     length: int | None = None
     pattern: str | None = None
     check: Callable[[Any], Any] | None = None  # returns the value, or raises ValueError
+    read: Callable[[Any], Any] | None = None  # the value of what a Python caller may also pass
     option: str | None = None  # on the command line; default: --name without _seconds
     metavar: str | None = None
     sealed: bool = False  # contains numbers of all tenants: a service encrypts it
@@ -199,10 +200,14 @@ Reason = Annotated[
     ),
 ]
 Cursor = Annotated[
-    str, Param("Continue after this cursor.", length=300, metavar="CURSOR", sealed=True)
+    str, Param("Continue after this cursor.", length=400, metavar="CURSOR", sealed=True)
 ]
 Limit = Annotated[
     int, Param("Maximum number of rows.", example=50, least=1, most=MAX_PAGE, metavar="N")
+]
+ActionLimit = Annotated[
+    int,
+    Param("Maximum number of batches that filters select.", least=1, most=MAX_PAGE, metavar="N"),
 ]
 IdentityText = Annotated[str, Param("", length=1024)]
 Json = Annotated[Any, Param("Any JSON.")]

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from helixqueue.records.batch import BatchRow
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
@@ -20,6 +22,7 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPage:
-    rows: tuple[WorkerRow, ...]
-    next: str | None
+class WorkerDetail(WorkerRow):
+    """A worker with the batches that it holds, newest first; the first 500."""
+
+    batches: tuple[BatchRow, ...]

@@ -16,7 +16,16 @@ from helixqueue import __version__
 from helixqueue.errors import HelixError, Refused
 from helixqueue.fence import operations as fences
 from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
-from helixqueue.operations import feeds, identities, letters, overview, queues
+from helixqueue.operations import (
+    batch_actions,
+    batch_reads,
+    feeds,
+    identities,
+    letters,
+    overview,
+    queues,
+    workers,
+)
 from helixqueue.operations import ledgers as ledger_operations
 from helixqueue.operations import tokens as token_operations
 from helixqueue.service.admission import AdmissionMiddleware, OperationRoute
@@ -25,7 +34,6 @@ from helixqueue.service.errors import handle_error
 from helixqueue.service.openapi.document import document, plain_document
 from helixqueue.service.problems import Problem
 from helixqueue.service.routes import (
-    batch_actions,
     batches,
     changes,
     checks,
@@ -35,7 +43,6 @@ from helixqueue.service.routes import (
     login,
     proof,
     tokens,
-    workers,
 )
 from helixqueue.service.service import Service
 from helixqueue.service.settings import MAX_BODY_BYTES
@@ -48,12 +55,11 @@ if TYPE_CHECKING:
 
 # Hot routes first: a path is compared with one route after the other.
 ROUTERS = (
-    batches.hot_routes, leases.routes, batch_actions.routes, batches.routes, routes_of(overview),
-    routes_of(queues),
-    workers.routes, changes.routes, routes_of(identities), routes_of(fences, "fences"),
-    routes_of(letters), ledgers.routes, routes_of(ledger_operations), routes_of(feeds),
-    checks.routes, tokens.routes, routes_of(token_operations), login.routes, proof.routes,
-    health.routes,
+    batches.routes, leases.routes, routes_of(batch_actions, "batch actions"),
+    routes_of(batch_reads, "batches"), routes_of(overview), routes_of(queues), routes_of(workers),
+    changes.routes, routes_of(identities), routes_of(fences, "fences"), routes_of(letters),
+    ledgers.routes, routes_of(ledger_operations), routes_of(feeds), checks.routes, tokens.routes,
+    routes_of(token_operations), login.routes, proof.routes, health.routes,
 )  # fmt: skip
 # Every response below 500 means that nothing was done, so the key may be used again.
 _NOTHING_DONE = BEFORE_THE_EFFECT | {400, 404, 408, 409, 422}

@@ -7,14 +7,16 @@ answer if the token lacks the scope payloads, and seals the cursor of the next p
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 from fastapi import APIRouter, Path, Query
-from pydantic import BaseModel, Strict, create_model
+from pydantic import BaseModel, Strict, TypeAdapter, create_model
+from starlette.responses import Response
 
 from helixqueue.operations.operation import UNCHANGED, Operation, Parameter, operations_of
+from helixqueue.records.batch import ActionResult
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import ABSENT, kind_of
 from helixqueue.records.submission import Accepted
@@ -29,9 +31,13 @@ if TYPE_CHECKING:
 
     from helixqueue.log.requests import RequestLog
     from helixqueue.service.principal import Principal
+    from helixqueue.service.tenant_cipher import TenantCipher
 
-# Parameters that the request log shows.
-LOGGED: Final = ("queue", "ledger", "feed", "fence", "reason")
+# Parameters that the request log shows, and their fields.
+LOGGED: Final = {
+    "queue": "queue", "ledger": "ledger", "feed": "feed", "fence": "fence", "reason": "reason",
+    "batch_id": "batch",
+}  # fmt: skip
 
 
 def routes_of(subject: ModuleType, tag: str | None = None) -> APIRouter:
@@ -63,7 +69,7 @@ def _endpoint(operation: Operation[..., Any]) -> Callable[..., Any]:
         request_log: RequestLog,
         body: BaseModel | None = None,
         **values: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401 - of the operation's type
+    ) -> Response:
         if body is not None:
             members = {name: getattr(body, name) for name in body.model_fields_set}
             values |= {
@@ -71,7 +77,7 @@ def _endpoint(operation: Operation[..., Any]) -> Callable[..., Any]:
                 for name, value in members.items()
                 if value is not None or operation.parameters[name].default is ABSENT
             }
-        request_log.add(**{name: values[name] for name in LOGGED if values.get(name) is not None})
+        request_log.add(**{field: values.get(name) for name, field in LOGGED.items()})
         answer = await run_operation(operation, values, principal)
         if isinstance(answer, Accepted):  # as the hot route of submit encodes it
             request_log.add(batch=answer.receipt.batch_id, decision=answer.decision)
@@ -79,7 +85,10 @@ def _endpoint(operation: Operation[..., Any]) -> Callable[..., Any]:
                 answer, values=principal.sees_payloads, request_id=request_log.request_id
             )
             return responses.json_response(content)
-        return answer
+        _log(operation, answer, request_log)
+        # FastAPI would validate and copy each row first.
+        text = _adapter(operation.answer).dump_json(answer, warnings=False)
+        return Response(text, operation.status, media_type="application/json")
 
     endpoint.__signature__ = _signature(operation)  # type: ignore[attr-defined]
     return endpoint
@@ -97,16 +106,67 @@ async def run_operation(
     steps = operation.function(principal.operations, **values)
     answer = await principal.run_steps(steps, in_thread=operation.computes)
     redact = None if principal.sees_payloads else operation.redact
+    record: Any = operation.answer
     if isinstance(answer, Page):
-        rows = answer.rows if redact is None else tuple(map(redact, answer.rows))
-        names = _sealed(get_type_hints(get_args(operation.answer)[0], include_extras=True))
-        if names:
-            seal = cache((await principal.cipher()).seal)  # neighbours share a position
-            rows = tuple(
-                replace(row, **{name: seal(getattr(row, name)) for name in names}) for row in rows
-            )
+        [record] = get_args(record)
+    rows = answer.rows if isinstance(answer, Page) else (answer,)
+    if redact is not None:
+        rows = tuple(map(redact, rows))
+    if _sealed_fields(record):
+        rows = _hidden(rows, await principal.cipher())
+    if isinstance(answer, Page):
         return Page(rows, await principal.seal_cursor(answer.next))
-    return answer if redact is None else redact(answer)
+    return rows[0]
+
+
+def _log(operation: Operation[..., Any], answer: object, request_log: RequestLog) -> None:
+    """The answer of each batch that an operator changed."""
+    if isinstance(answer, ActionResult):
+        request_log.add(decision=answer.answer)
+    if operation.answer != Page[ActionResult]:
+        return
+    verb = operation.name.partition("_")[0]
+    results: tuple[ActionResult, ...] = answer.rows  # type: ignore[attr-defined]
+    for row in results:
+        request_log.add_step(verb, batch=row.batch_id, decision=row.answer, state=row.state)
+    decisions = sorted({row.answer for row in results})
+    request_log.add(count=len(results), decision=decisions or None)
+
+
+@cache
+def _adapter(answer: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a type
+    return TypeAdapter(answer)
+
+
+@cache
+def _sealed_fields(record: Any) -> dict[str, bool]:  # noqa: ANN401 - a type
+    """Fields that a service encrypts; True: records that have such fields."""
+    if not is_dataclass(record):
+        return {}
+    hints = get_type_hints(record, include_extras=True)
+    parts = {name: get_args(hint)[0] for name, hint in hints.items() if get_origin(hint) is tuple}
+    nested = {name: True for name, part in parts.items() if _sealed_fields(part)}
+    return dict.fromkeys(_sealed(hints), False) | nested
+
+
+def _hidden(rows: tuple[Any, ...], cipher: TenantCipher) -> tuple[Any, ...]:
+    """Records with their sealed fields encrypted."""
+    seal = cache(cipher.seal)  # neighbours share a position
+
+    def hidden(value: Any, *, nested: bool) -> Any:  # noqa: ANN401 - of any field
+        if nested:
+            return tuple(map(row_hidden, value))
+        if value is None:
+            return None
+        return cipher.hide(value) if isinstance(value, int) else seal(value)
+
+    def row_hidden(row: Any) -> Any:  # noqa: ANN401 - any record
+        record: Any = type(row)
+        names = _sealed_fields(record)
+        changes = {name: hidden(getattr(row, name), nested=names[name]) for name in names}
+        return replace(row, **changes)
+
+    return tuple(map(row_hidden, rows))
 
 
 def _sealed(annotations: dict[str, Any]) -> set[str]:

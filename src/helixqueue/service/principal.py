@@ -65,6 +65,7 @@ class Principal:
             logs_identities=False,  # the request log has them
             only_queues=grant.queues,
             sees_payloads=self.sees_payloads,
+            reads_batches="read" in grant.scopes,
             token_hash=token_hash,
             find_signer=lambda: settings.signer,
         )
@@ -178,11 +179,6 @@ class Principal:
                     expected=f"one of {', '.join(sorted(allowed))[:300]}",
                     got=queue,
                 )
-
-    @property
-    def reads_batches(self) -> bool:
-        """Whether the token may read batches; without it, actions answer by id alone."""
-        return "read" in self.grant.scopes
 
     @property
     def sees_payloads(self) -> bool:

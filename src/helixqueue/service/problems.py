@@ -13,6 +13,7 @@ from starlette.responses import Response
 from helixqueue.errors import (
     Conflict,
     HelixError,
+    IllegalTransition,
     InProgress,
     InvalidIdentity,
     InvalidPayload,
@@ -24,7 +25,6 @@ from helixqueue.fence.http.problem import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from uuid import UUID
 
 # Kind: status, title, remedy. A test compares them with docs/http.md.
 PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
@@ -40,6 +40,7 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "not-found": (404, "No such path", "see /v1/openapi.json"),
     "no-such-batch": (404, "The tenant has no such batch", "check the batch id"),
     "no-such-queue": (404, "The tenant has no such queue", "declare it with PUT /v1/queues/{name}"),
+    "no-such-worker": (404, "The tenant has no such worker", "list the workers"),
     "no-such-letter": (404, "The tenant has no such dead letter", "check its number"),
     "no-such-ledger": (
         404,
@@ -111,6 +112,7 @@ DEFAULTS: Final[dict[str, tuple[str, str]]] = {
     "not-found": ("a path of /v1/openapi.json", "another path"),
     "no-such-batch": ("a batch of the tenant", "an unknown id"),
     "no-such-queue": ("a queue of the tenant", "an unknown name"),
+    "no-such-worker": ("the name of a worker, or its start", "an unknown or ambiguous name"),
     "no-such-letter": ("a dead letter of the tenant", "an unknown number"),
     "no-such-ledger": ("a ledger of the tenant", "an unknown name"),
     "no-such-entity": ("an entity with events", "an unknown entity"),
@@ -218,8 +220,8 @@ def _members(error: HelixError, *, values: bool) -> dict[str, Any]:
         case InvalidPayload():
             got = f"{error.code} at {error.path or 'the root'}"
             return {"got": got, "code": error.code, "pointer": error.path}
-        case NotInDoubt():
-            return {"state": error.state, "version": error.version}
+        case IllegalTransition() | NotInDoubt():
+            return {name: getattr(error, name, None) for name in ("state", "version", "note")}
         case Unavailable():
             # Whether the call may have taken effect; a repeat shows it.
             return {"outcome_unknown": error.outcome_unknown}
@@ -228,10 +230,6 @@ def _members(error: HelixError, *, values: bool) -> dict[str, Any]:
 
 def unauthenticated(detail: str, got: str) -> Problem:
     return Problem("unauthenticated", detail, got=got, headers={"WWW-Authenticate": "Bearer"})
-
-
-def no_such_batch(batch_id: UUID) -> Problem:
-    return Problem("no-such-batch", f"the tenant has no batch {batch_id}", got=str(batch_id))
 
 
 def no_such_queue(queue: str) -> Problem:

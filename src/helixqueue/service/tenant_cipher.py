@@ -25,7 +25,7 @@ _TAG_BYTES: Final = 16
 _NONCE_BYTES: Final = 12
 # JSON numbers are exact below 2^53 in every language.
 _NUMBER_BITS: Final = 52
-SEALED_CHARS_MAX: Final = 300  # a lease with the longest name of a queue
+SEALED_CHARS_MAX: Final = 400  # a cursor with the longest name of a worker
 _LEASE: Final = struct.Struct(">qiqqh16s")  # followed by the name of the queue
 
 

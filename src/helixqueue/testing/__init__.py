@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.client import run_worker
 from helixqueue.client.backend import backend_of
-from helixqueue.engine import reads
 from helixqueue.errors import HelixError
 from helixqueue.records.lease import LeaseRef
 from helixqueue.worker.attempt import Attempt
@@ -80,16 +78,11 @@ def assert_submitted(
     if payload is not ...:
         shape = None if isinstance(queue, str) else queue.payload
         wanted = payload if shape is None else shape.to_json(payload)
-        stored = json.loads(_payload(helix, found[0]) or "null")
+        stored = helix.batch(found[0], payload=True).payload
         assert stored == wanted, (  # noqa: S101
             f"expected the payload {wanted!r} for {identity!r}, found {stored!r}"
         )
     return found[0]
-
-
-def _payload(helix: HelixQueue, batch: BatchRow) -> str | None:
-    detail = backend_of(helix).run(reads.batch_detail(batch.batch_id, payload=True))
-    return None if detail is None else detail.payload
 
 
 @contextlib.contextmanager

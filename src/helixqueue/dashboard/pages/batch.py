@@ -8,14 +8,13 @@ from uuid import UUID
 from fastapi import Query
 from starlette.responses import Response
 
-from helixqueue.dashboard import batch_operations
 from helixqueue.dashboard.code_points import cells
 from helixqueue.dashboard.page import PageDep, page_router, view
 from helixqueue.dashboard.rendering import identity
 from helixqueue.dashboard.timeline import timeline
 from helixqueue.dashboard.verdict import verdict
 from helixqueue.errors import NoSuchQueue
-from helixqueue.operations import queues
+from helixqueue.operations import batch_reads, queues
 
 if TYPE_CHECKING:
     from helixqueue.dashboard.page import PageRequest
@@ -30,7 +29,9 @@ Act = Annotated[Literal["retry", "cancel", "release", "erase"] | None, Query()]
 async def batch(
     page: PageDep, batch_id: UUID, act: Act = None, leases: Literal["all"] | None = None
 ) -> Response:
-    detail = await batch_operations.show_batch(page, batch_id, payload=page.principal.sees_payloads)
+    detail = await page.ask(
+        batch_reads.show_batch, batch_id=batch_id, payload=page.principal.sees_payloads
+    )
     page.log.add(batch=batch_id)
     drawn = None
     if detail.place != "retired":

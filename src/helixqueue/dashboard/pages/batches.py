@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from fastapi import Depends, Query
 from starlette.responses import Response, StreamingResponse
 
-from helixqueue.dashboard import batch_operations
 from helixqueue.dashboard.page import HEADERS, After, PageDep, PageRequest, page_router, view
 from helixqueue.dashboard.rendering import identity as identity_text
+from helixqueue.operations import batch_reads
 from helixqueue.operations import queues as queue_operations
 from helixqueue.records.parameter import NAME_PATTERN
 from helixqueue.states import State
@@ -59,7 +59,7 @@ FiltersDep = Annotated[Filters, Depends(_filters)]
 
 @view(routes, "/batches")
 async def batches(page: PageDep, filters: FiltersDep, after: After = None) -> Response:
-    found = await batch_operations.list_batches(page, after=after, **filters)
+    found = await page.ask(batch_reads.list_batches, after=after, **filters)
     queues = await page.ask(queue_operations.list_queues, count_to=0, limit=500)
     return await page.show(
         "batches.html",
@@ -92,7 +92,7 @@ async def _all(page: PageRequest, filters: Filters) -> AsyncIterator[BatchRow]:
     """All that match, page by page, up to a limit."""
     after, read = None, 0
     while read < EXPORTED_MAX:
-        found = await batch_operations.list_batches(page, after=after, limit=EXPORT_PAGE, **filters)
+        found = await page.ask(batch_reads.list_batches, after=after, limit=EXPORT_PAGE, **filters)
         for row in found.rows:
             yield row
         read += len(found.rows)

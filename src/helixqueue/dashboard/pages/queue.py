@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from fastapi import Query
 from starlette.responses import Response
 
-from helixqueue.dashboard import batch_operations
 from helixqueue.dashboard.page import PageDep, action, go_to, page_router, view
 from helixqueue.dashboard.pages.queues import line_of
 from helixqueue.dashboard.rendering import url
+from helixqueue.operations import batch_reads
 from helixqueue.operations import queues as operations
 from helixqueue.service.routing import QueueName
 from helixqueue.states import State
@@ -38,8 +38,8 @@ Act = Annotated[Literal["pause", "resume", "set"] | None, Query()]
 @view(routes, "/queues/{queue}")
 async def queue(page: PageDep, queue: QueueName, act: Act = None) -> Response:
     row = await page.ask(operations.show_queue, queue=queue)
-    waiting = await batch_operations.list_batches(
-        page, queue=queue, state=State.PENDING, limit=LONGEST
+    waiting = await page.ask(
+        batch_reads.list_batches, queue=queue, state=State.PENDING, limit=LONGEST
     )
     return await page.show("queue.html", line=line_of(row), waiting=waiting, act=act)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from functools import partial
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
 import orjson
@@ -140,71 +140,6 @@ class RefusedIdentitiesRequest(RequestModel):
     refused: Annotated[
         list[RefusedIdentity], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)
     ]
-
-
-class ReasonRequest(RequestModel):
-    reason: Reason
-
-
-class EraseRequest(ReasonRequest):
-    identity: bool = Field(default=False, description="Delete the identity as well.")
-
-
-class BatchSelectionRequest(RequestModel):
-    """Batches by id, or all batches that match some filters."""
-
-    FILTERS: ClassVar[tuple[str, ...]] = ("queue", "identity", "worker", "since", "until")
-
-    reason: Reason
-    batch_ids: Annotated[list[UUID], Field(min_length=1, max_length=MAX_ROWS)] | None = None
-    queue: Name | None = None
-    identity: Identity = None
-    worker: Worker | None = None
-    since: Time | None = None
-    until: Time | None = Field(None, description="Exclusive.")
-    after: Cursor | None = Field(None, description="`next` of the previous response.")
-    limit: Annotated[StrictInt, Field(ge=1, le=MAX_ROWS)] | None = Field(
-        None, description="Maximum number of batches that filters take; default 100."
-    )
-    dry_run: StrictBool = Field(default=False, description="Report the answers, change nothing.")
-
-    @model_validator(mode="after")
-    def _ids_or_filters(self) -> Self:
-        if (self.batch_ids is None) == (not self.filters):
-            raise ValueError(f"expected batch_ids, or else one of {', '.join(self.FILTERS)}")
-        if self.batch_ids is not None and (self.after, self.limit) != (None, None):
-            raise ValueError("expected after and limit with filters only, got batch_ids")
-        return self
-
-    @property
-    def filters(self) -> dict[str, Any]:
-        """The filters that the body names."""
-        values = {name: getattr(self, name) for name in self.FILTERS}
-        if isinstance(self.identity, list):
-            values["identity"] = tuple(self.identity)
-        return {name: value for name, value in values.items() if value is not None}
-
-
-class RetryBatchesRequest(BatchSelectionRequest):
-    """Filters take FAILED batches; `since` and `until` refer to the time of failure."""
-
-    FILTERS: ClassVar[tuple[str, ...]] = (*BatchSelectionRequest.FILTERS, "failure")
-
-    failure: Failure | None = None
-
-
-class CancelBatchesRequest(BatchSelectionRequest):
-    """Filters need a `state`; `since` and `until` refer to the time of submission."""
-
-    FILTERS: ClassVar[tuple[str, ...]] = (*BatchSelectionRequest.FILTERS, "state")
-
-    state: Literal["PENDING", "ASSIGNED", "RUNNING"] | None = None
-
-    @model_validator(mode="after")
-    def _filters_with_state(self) -> Self:
-        if self.batch_ids is None and self.state is None:
-            raise ValueError("expected a state with filters: PENDING, ASSIGNED or RUNNING")
-        return self
 
 
 class Resources(RequestModel):

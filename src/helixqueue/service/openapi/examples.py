@@ -65,6 +65,7 @@ _BATCH = {
     "failure": None,
     "detail": None,
 }
+_DUTY = {"duty": "reap", "last_at": _ENDED, "lag_seconds": 0.0, "failed": None}
 _STEP = {"actor": "gpu-1", "attempt": 1, "epoch": 1, "number": 7, "detail": None, "late": False}
 _SUBMIT_STEP = {**_STEP, "actor": "uploader", "attempt": 0, "epoch": None, "number": None}
 _EVENTS = [
@@ -195,8 +196,9 @@ OPERATIONS: Final[dict[str, Example]] = {
         },
     ),
     "list_batches": Example(
-        {"batches": [{**_BATCH, "last_worker": None, "refused": False}], "next": None}
+        {"rows": [{**_BATCH, "last_worker": None, "refused": False}], "next": None}
     ),
+    "list_causes": Example({"rows": [letter_examples.CAUSE], "next": None}),
     "show_batch": Example(_DETAIL),
     "show_outcome": Example(letter_examples.OUTCOME),
     "retry_batch": _action("PENDING"),
@@ -204,16 +206,15 @@ OPERATIONS: Final[dict[str, Example]] = {
     "release_batch": _action("PENDING"),
     "erase_batch": _action("COMPLETED"),
     "retry_batches": Example(
-        {"answers": [_action_result("PENDING")], "next": None},
+        {"rows": [_action_result("PENDING")], "next": None},
         request={
             "reason": "workers with more memory",
             "queue": "basecall",
             "failure": "OutOfMemory",
-            "limit": 100,
         },
     ),
     "cancel_batches": Example(
-        {"answers": [_action_result("CANCELLED")], "next": None},
+        {"rows": [_action_result("CANCELLED")], "next": None},
         request={"reason": "flow cell replaced", "queue": "basecall", "state": "PENDING"},
     ),
     "list_queues": Example({"rows": [{**_QUEUE, "counts": _COUNTS}], "next": None}),
@@ -254,15 +255,8 @@ OPERATIONS: Final[dict[str, Example]] = {
     "list_identities": Example(
         {"rows": [{"batch_id": BATCH, "identity": "S-1", "raw": None}], "next": None}
     ),
-    "list_workers": Example(
-        {
-            "workers": [
-                {"name": "gpu-1", "role": None, "free": {"gpus": 1, "gpu_vram_gb": 24},
-                 "first_seen": _CREATED, "last_seen": _ENDED, "leases": 1},
-            ],
-            "next": None,
-        }
-    ),
+    "list_workers": Example({"rows": [letter_examples.WORKER], "next": None}),
+    "show_worker": Example({**letter_examples.WORKER, "batches": []}),
     "hello": Example(None, request={"worker": "gpu-1", "free": {"gpus": 1, "gpu_vram_gb": 24}}),
     "claim": Example(
         {
@@ -362,10 +356,7 @@ OPERATIONS: Final[dict[str, Example]] = {
         request={"reason": "the laptop was lost"},
     ),
     "live": Example({"status": "live"}),
-    "ready": Example({
-        "status": "ready",
-        "duties": [{"duty": "reap", "last_at": _ENDED, "lag_seconds": 0.0, "failed": None}],
-    }),
+    "ready": Example({"status": "ready", "duties": [_DUTY]}),
     "log_in": Example(
         {
             "token": "hx_" + "A" * 43,

@@ -1,4 +1,4 @@
-"""Examples of a dead letter, a source and an outcome."""
+"""Examples of a dead letter, a source, an outcome, a cause of failures and a worker."""
 
 from __future__ import annotations
 
@@ -52,4 +52,22 @@ OUTCOME: Final[dict[str, Any]] = {
     "result": {"reads": 4_180_332},
     "late": False,
     "queue": "basecall",
+}
+CAUSE: Final[dict[str, Any]] = {
+    "tenant": "lab",
+    "queue": "basecall",
+    "failure": "OutOfMemory",
+    "text": "N GB are not enough",
+    "batches": 2,
+    "example": "S-1",
+    "revision": "",
+    "newest": "2026-09-01T08:31:40Z",
+}
+WORKER: Final[dict[str, Any]] = {
+    "name": "gpu-1",
+    "role": None,
+    "free": {"gpus": 1, "gpu_vram_gb": 24},
+    "first_seen": "2026-09-01T08:00:00Z",
+    "last_seen": "2026-09-01T08:31:40Z",
+    "leases": 1,
 }

@@ -30,6 +30,7 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
     "no-such-batch": {"detail": f"the tenant has no batch {BATCH}", "got": BATCH},
     "no-such-queue": {"detail": "the tenant has no queue basecall", "got": "basecall"},
     "no-such-fence": {"detail": "the tenant has no such fence", "got": FENCE},
+    "no-such-worker": {"detail": "0 workers have the name 'gpu-9'", "got": "gpu-9"},
     "no-such-letter": {"detail": "the tenant has no dead letter 7", "got": "7"},
     "no-such-ledger": {"detail": "the tenant has no ledger dispatch", "got": "dispatch"},
     "no-such-entity": {"detail": "the ledger has no event of this entity"},

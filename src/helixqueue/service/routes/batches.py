@@ -1,16 +1,14 @@
-"""Submitting batches, and reading them."""
+"""Submitting batches. Their reads are declared in `operations/batch_reads.py`."""
 
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Annotated, Any
-from uuid import UUID
+from typing import Any
 
-from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from helixqueue.engine import calls, reads
+from helixqueue.engine import calls
 from helixqueue.errors import Conflict, InvalidIdentity, Refused
 from helixqueue.fence.http.asgi import header_values
 from helixqueue.log.lines import refused_fields
@@ -20,15 +18,12 @@ from helixqueue.operations.prepare import MAX_SOURCE_BYTES, refused_identity
 from helixqueue.records.submission import Source, Submission, Submitted
 from helixqueue.service.models import responses
 from helixqueue.service.models.requests import (
-    NAME_PATTERN,
-    Failure,
     RefusedIdentitiesRequest,
     SubmitManyRequest,
     SubmitRequest,
-    Time,
 )
 from helixqueue.service.principal import Principal
-from helixqueue.service.problems import no_such_batch, no_such_queue
+from helixqueue.service.problems import no_such_queue
 from helixqueue.service.routing import (
     PrincipalDep,
     QueueName,
@@ -37,17 +32,13 @@ from helixqueue.service.routing import (
     ServiceDep,
     hot_router,
     operation,
-    router,
 )
-from helixqueue.service.settings import MAX_PAGE
-from helixqueue.states import State
 
-hot_routes = hot_router("batches")
-routes = router("batches")
+routes = hot_router("batches")
 _REQUIRED = {"identity", "payload"}
 
 
-@hot_routes.post(
+@routes.post(
     "/v1/queues/{queue}/batches",
     response_model=responses.SubmittedResponse,
     status_code=201,
@@ -110,7 +101,7 @@ async def submit(
     return responses.json_response(content, 201 if result.decision == "new" else 200)
 
 
-@hot_routes.post(
+@routes.post(
     "/v1/queues/{queue}/chunks",
     response_model=responses.SubmitManyResponse,
     summary="Submit many batches",
@@ -170,7 +161,7 @@ def _log_results(
             request_log.add_step("submit", **fields)
 
 
-@hot_routes.post(
+@routes.post(
     "/v1/queues/{queue}/refused",
     status_code=204,
     summary="Record identities that the client refused",
@@ -236,122 +227,3 @@ def _submission(row: SubmitRequest, request_key: Source | None) -> Submission:
         requires=row.requires,
         source=source,
     )
-
-
-@routes.get(
-    "/v1/batches",
-    response_model=responses.BatchPageResponse,
-    name="list_batches",
-    summary="List batches, newest first",
-    **operation("read", "invalid-identity"),
-)
-async def list_batches(
-    *,
-    principal: PrincipalDep,
-    queue: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None,
-    state: Annotated[State | None, Query()] = None,
-    failure: Annotated[Failure | None, Query()] = None,
-    identity: Annotated[
-        list[str] | None,
-        Query(max_length=16, description="In any spelling; repeat it for further parts."),
-    ] = None,
-    worker: Annotated[str | None, Query(min_length=1, max_length=255)] = None,
-    run: Annotated[int | None, Query(ge=1, lt=2**63, description="Number of the run.")] = None,
-    since: Annotated[Time | None, Query()] = None,
-    until: Annotated[Time | None, Query()] = None,
-    after: Annotated[
-        str | None, Query(max_length=100, description="`next` of the previous page.")
-    ] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
-) -> Response:
-    """All filters apply; pass `next` of one page as `after` to get the following page.
-
-    Finished states are listed by the time of their end, all others by the time of submission;
-    `since` and `until` (exclusive) refer to that time. `failure` implies the state FAILED.
-    A page reads a limited number of batches: it may be short or empty and still have a `next`.
-    Payloads are not included. Failure details of workers need the scope payloads.
-    """
-    parts = None
-    if identity:
-        parts = identity[0] if len(identity) == 1 else tuple(identity)
-    page = await principal.execute(
-        reads.batches(
-            tenant=principal.tenant,
-            queue=queue,
-            state=state,
-            failure=failure,
-            identity=parts,
-            worker=worker,
-            run=run,
-            since=since,
-            until=until,
-            after=await principal.open_cursor(after),
-            limit=limit,
-        )
-    )
-    rows = [responses.batch(row, details=principal.sees_payloads) for row in page.rows]
-    next_page = await principal.seal_cursor(page.next)
-    return responses.json_response({"batches": rows, "next": next_page})
-
-
-@routes.get(
-    "/v1/batches/{batch_id}",
-    response_model=responses.BatchDetailResponse,
-    name="show_batch",
-    summary="Show a batch with its attempts, events, refusals and decisions",
-    **operation("read", "no-such-batch"),
-)
-async def show_batch(
-    *,
-    batch_id: UUID,
-    principal: PrincipalDep,
-    request_log: RequestLogDep,
-    payload: Annotated[
-        bool, Query(description="Include payload and result; needs the scope payloads.")
-    ] = False,
-) -> responses.BatchDetailResponse:
-    """Includes finished batches as long as the ledger is kept.
-
-    Refusals are writes with a stale token; they name both workers.
-    """
-    request_log.add(batch=batch_id)
-    if payload:
-        principal.require_scope("payloads")
-    row = await principal.execute(reads.batch_detail(batch_id, payload=payload))
-    if row is None:
-        raise no_such_batch(batch_id)
-    request_log.add(attempt=row.attempt, worker=row.worker)
-    return responses.batch_detail(
-        row, values=principal.sees_payloads, cipher=await principal.cipher()
-    )
-
-
-@routes.get(
-    "/v1/batches/{batch_id}/outcome",
-    response_model=responses.OutcomeResponse,
-    name="show_outcome",
-    summary="Show the state and the result of a batch",
-    **operation("read", "no-such-batch"),
-)
-async def show_outcome(
-    *,
-    batch_id: UUID,
-    principal: PrincipalDep,
-    request_log: RequestLogDep,
-    result: Annotated[
-        bool | None,
-        Query(
-            description="Include the result; needs the scope payloads. "
-            "Default: if the token permits it."
-        ),
-    ] = None,
-) -> responses.OutcomeResponse:
-    """Cheaper than the whole batch; for clients that wait. The result needs the scope payloads."""
-    request_log.add(batch=batch_id)
-    if result:
-        principal.require_scope("payloads")
-    with_result = principal.sees_payloads and result is not False
-    [row] = await principal.execute(reads.outcomes(ids=[batch_id], results=with_result))
-    if row is None:
-        raise no_such_batch(batch_id)
-    return responses.outcome(row, values=principal.sees_payloads)

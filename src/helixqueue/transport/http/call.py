@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
 from helixqueue.errors import Unavailable
-from helixqueue.transport.http.problem import error_of, kind_of
+from helixqueue.transport.http.problem import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -80,17 +80,6 @@ def good(read: Callable[[Any], T]) -> Callable[[Reply], T]:
         raise error_of(reply.status, reply.headers, reply.body)
 
     return judged
-
-
-def unless(kind: str, call: HttpCall[T], instead: Callable[[dict[str, Any]], T]) -> HttpCall[T]:
-    """Return the call with a result for this problem type instead of an error."""
-
-    def judged(reply: Reply) -> T:
-        if reply.status >= 400 and kind_of(reply.body) == kind:
-            return instead(reply.json())
-        return call.read(reply)
-
-    return replace(call, read=judged)
 
 
 def to_json(value: Any) -> bytes:

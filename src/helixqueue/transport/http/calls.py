@@ -14,11 +14,10 @@ from uuid import UUID
 
 from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, key_bytes
-from helixqueue.records.batch import ActionResult
 from helixqueue.records.lease import ClaimResult, LeaseRow, SealedToken, WriteResult
 from helixqueue.records.submission import WITHOUT_IDENTITY, Receipt, SubmittedRow
 from helixqueue.states import State
-from helixqueue.transport.http.call import HttpCall, at, post, to_json, unless
+from helixqueue.transport.http.call import HttpCall, at, post, to_json
 from helixqueue.transport.http.problem import error_from
 
 if TYPE_CHECKING:
@@ -105,86 +104,6 @@ def note_refused(
     """Record identities that violate their profile: raw bytes and reason."""
     document = [{"raw": raw.hex(), "why": why} for raw, why in refused]
     return post(at("queues", queue, "refused"), {"refused": document}, lambda _: None)
-
-
-# Actions of operators.
-
-
-def cancel(
-    *, ids: Sequence[UUID], reason: str, actor: str | None = None, dry_run: bool = False
-) -> HttpCall[list[ActionResult]]:
-    return _act_on_batches("cancel", ids, reason, actor, dry_run=dry_run)
-
-
-def retry(
-    *, ids: Sequence[UUID], reason: str, actor: str | None = None, dry_run: bool = False
-) -> HttpCall[list[ActionResult]]:
-    return _act_on_batches("retry", ids, reason, actor, dry_run=dry_run)
-
-
-def _act_on_batches(
-    verb: str, ids: Sequence[UUID], reason: str, _actor: str | None, *, dry_run: bool
-) -> HttpCall[list[ActionResult]]:
-    body = {"reason": reason, "batch_ids": [str(batch_id) for batch_id in ids], "dry_run": dry_run}
-    return post(
-        at("batches", verb),
-        body,
-        lambda answer: [_read_action(row) for row in answer["answers"]],
-        needs_key=True,
-    )
-
-
-def erase(
-    *, ids: Sequence[UUID], reason: str, actor: str | None = None, identity: bool = False
-) -> HttpCall[list[ActionResult]]:
-    return _act_on_batch("erase", ids, reason, actor, **({"identity": True} if identity else {}))
-
-
-def release_by_id(
-    *, ids: Sequence[UUID], reason: str, actor: str | None = None
-) -> HttpCall[list[ActionResult]]:
-    """Release leases on behalf of an operator; the attempt is not counted."""
-    return _act_on_batch("release", ids, reason, actor)
-
-
-def _act_on_batch(
-    verb: str, ids: Sequence[UUID], reason: str, _actor: str | None, **options: bool
-) -> HttpCall[list[ActionResult]]:
-    [batch_id] = ids  # One batch per request: each has its own answer.
-    call = post(
-        at("batches", batch_id, verb),
-        {"reason": reason, **options},
-        lambda answer: [_read_action(answer)],
-        needs_key=True,
-    )
-    call = unless(
-        "illegal-transition",
-        call,
-        lambda problem: [
-            ActionResult(batch_id, "illegal", read_state(problem["state"]), problem.get("note"))
-        ],
-    )
-    unknown = ActionResult(batch_id, "refused", None, "no such batch")
-    return unless("no-such-batch", call, lambda _: [unknown])
-
-
-def _read_action(row: dict[str, Any]) -> ActionResult:
-    return ActionResult(
-        UUID(row["batch_id"]),
-        row["answer"],
-        read_state(row["state"]),
-        row["note"],
-        row["queue"],
-        read_identity(row["identity"]),
-        row["revision"],
-    )
-
-
-def read_identity(identity: str | list[str] | None) -> tuple[str, ...]:
-    """Read an identity from JSON: a string, a list of strings if it has several parts, or null."""
-    if identity is None:
-        return ()
-    return (identity,) if isinstance(identity, str) else tuple(identity)
 
 
 # Leases.

@@ -48,6 +48,10 @@ def request_of(operation: Operation[..., T], values: dict[str, Any]) -> HttpCall
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, uuid.UUID):
+        return str(value)
     return value.isoformat() if isinstance(value, datetime) else value
 
 
@@ -81,8 +85,9 @@ def _with_any_word(schema: Any) -> Any:
         if schema.get("type") == "literal":
             return {"type": "str"}
         if schema.get("type") == "enum":
+            named = {"ref": schema.pop("ref")} if "ref" in schema else {}
             choices = [schema, {"type": "str"}]
-            return {"type": "union", "mode": "left_to_right", "choices": choices}
+            return {"type": "union", "mode": "left_to_right", "choices": choices, **named}
         return {name: _with_any_word(part) for name, part in schema.items()}
     if isinstance(schema, list):
         return [_with_any_word(part) for part in schema]

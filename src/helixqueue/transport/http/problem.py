@@ -9,6 +9,7 @@ from helixqueue import errors
 from helixqueue.errors import (
     Conflict,
     HelixError,
+    IllegalTransition,
     InDoubt,
     InProgress,
     InvalidIdentity,
@@ -118,6 +119,9 @@ _ERRORS: Final[dict[str, Callable[[str, dict[str, Any], float | None], HelixErro
     "invalid-identity": _invalid_identity,
     "invalid-payload": lambda message, document, _: InvalidPayload(
         message, code=str(document.get("code")), path=str(document.get("pointer") or "")
+    ),
+    "illegal-transition": lambda message, document, _: IllegalTransition(
+        message, state=document.get("state"), note=document.get("note")
     ),
     "no-result": lambda message, document, _: NoResult(
         message, state=str(document.get("state")), failure=document.get("failure")

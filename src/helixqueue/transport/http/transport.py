@@ -7,11 +7,11 @@ import uuid
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from helixqueue.errors import HelixError, NoSuchQueue
+from helixqueue.errors import HelixError, NoSuchBatch, NoSuchQueue
 from helixqueue.failpoints import failpoint
-from helixqueue.operations import queues
+from helixqueue.operations import batch_reads, queues
 from helixqueue.operations.chunks import chunks
-from helixqueue.transport.http import calls, reads
+from helixqueue.transport.http import calls
 from helixqueue.transport.http.connection import AsyncHttpConnection, ServiceAddress
 from helixqueue.transport.http.derived_calls import request_of
 from helixqueue.transport.protocol import ClaimResult
@@ -103,11 +103,14 @@ class HttpTransport:
 
     async def was_settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:  # noqa: ARG002
         # Over HTTP, handlers have no transactions to wait for.
-        batch_id = lease.batch_id
-        events = (await self.run(reads.events(ids=[batch_id])))[batch_id]
+        call = request_of(batch_reads.show_batch, {"batch_id": lease.batch_id})
+        try:
+            batch = await self.run(call)
+        except NoSuchBatch:
+            return False
         return any(
             event.reason in {"completed", "failed"} and event.attempt == lease.attempt
-            for event in events
+            for event in batch.events
         )
 
     async def queue(self, tenant: str, name: str) -> QueueRow | None:  # noqa: ARG002 - the token's

@@ -1,0 +1,96 @@
+"""Workers as they last reported themselves, and the batches that they hold."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+from helixqueue.errors import NoSuchWorker
+from helixqueue.operations import engine
+from helixqueue.operations.batch_reads import list_batches
+from helixqueue.operations.operation import operation
+from helixqueue.operations.steps import Steps
+from helixqueue.records.page import Page
+from helixqueue.records.parameter import MAX_PAGE, Cursor, Limit, Param, aware
+from helixqueue.records.worker import WorkerDetail, WorkerRow
+
+if TYPE_CHECKING:
+    from helixqueue.operations.batches import Operations
+    from helixqueue.records.batch import BatchRow
+
+Since = Annotated[
+    datetime, Param("Only workers that reported since then.", check=aware, metavar="TIME")
+]
+Worker = Annotated[str, Param("Name, or the start of it.", "gpu-1", length=255, metavar="WORKER")]
+
+
+@operation("GET /v1/workers", scope="read")
+def list_workers(
+    operations: Operations,
+    *,
+    since: Since | None = None,
+    after: Cursor | None = None,
+    limit: Limit = 50,
+) -> Steps[Page[WorkerRow]]:
+    """List workers with their slots, batches and resources, by name.
+
+    A worker reports every 15 seconds and counts as gone after a minute without a report. A database
+    shows the workers of your login, or all workers to an operator; a service shows those of the
+    token's tenant. Workers are deleted 30 days after their last report. A page reads a limited
+    number of workers: it may be short or empty and still have a `next`.
+    """
+    if operations.token_hash is None:
+        return operations.ask(engine.reads.workers(since=since, after=after, limit=limit))
+    return operations.ask(
+        engine.service_calls.tenant_workers(
+            tenant=operations.tenant, since=since, after=after, limit=limit
+        )
+    )
+
+
+def without_batch_details(worker: WorkerDetail) -> WorkerDetail:
+    return replace(worker, batches=tuple(replace(row, detail=None) for row in worker.batches))
+
+
+@operation(
+    "GET /v1/workers/{worker}",
+    scope="read",
+    raises=[NoSuchWorker],
+    redact=without_batch_details,
+)
+def show_worker(operations: Operations, worker: Worker) -> Steps[WorkerDetail]:
+    """Show one worker with the batches that it holds.
+
+    Its name may be shortened, if no other name starts so.
+    """
+    row = yield from _find(operations, worker)
+    held = yield from held_by(operations, row, limit=MAX_PAGE)
+    return WorkerDetail(**asdict(row), batches=held)
+
+
+def held_by(operations: Operations, worker: WorkerRow, limit: int) -> Steps[tuple[BatchRow, ...]]:
+    """Batches that a worker holds; a database names a worker of a service tenant/name."""
+    page = yield from list_batches(operations, worker=worker.name, limit=limit)
+    if not page.rows and "/" in worker.name and worker.role is not None:
+        tenant, _, name = worker.name.partition("/")
+        page = yield from operations.ask(
+            engine.reads.batches(tenant=tenant, worker=name, limit=limit)
+        )
+    return page.rows
+
+
+def _find(operations: Operations, worker: str) -> Steps[WorkerRow]:
+    found: list[WorkerRow] = []
+    after: str | None = None
+    while True:
+        page = yield from list_workers(operations, after=after, limit=MAX_PAGE)
+        found += [row for row in page.rows if row.name.startswith(worker)]
+        after = page.next
+        if after is None:
+            break
+    found = [row for row in found if row.name == worker] or found
+    if len(found) != 1:
+        names = f": {', '.join(row.name for row in found[:20])}" if found else ""
+        raise NoSuchWorker(f"{len(found)} workers have the name {worker!a}{names}")
+    return found[0]
