@@ -8,6 +8,7 @@ import pytest
 
 from helixqueue.cli.exits import Exit
 from helixqueue.engine import fences as calls
+from helixqueue.errors import LeaseLost
 from helixqueue.fence.ed25519 import Ed25519Signer
 from helixqueue.fence.receipt import receipt_of
 from helixqueue.fence.signing import HmacSigner
@@ -91,6 +92,72 @@ def test_resolve_command_decides_a_doubt_with_actor_and_reason(helixq, doubted, 
     done = helixq("fence", "resolve", key, *verdict, *outputs, role="operator")
     assert done.code == Exit.NO
     assert "expected IN_DOUBT" in done.err
+
+
+def test_resolve_command_decides_the_fences_that_filters_select(helixq, helix, database, name):
+    def doubt(key):
+        with pytest.raises(TimeoutError), helix.fence(name, key=key):
+            raise TimeoutError("the bank did not answer")
+
+    for key in ("a", "b"):
+        doubt(key)
+    with helix.fence(name, key="sealed") as fence:
+        fence.seal(1)
+    verdict = (
+        "fence",
+        "resolve",
+        "--not-applied",
+        "--reason",
+        "looked",
+        "--actor",
+        "ann",
+        "--json",
+    )
+
+    def resolve(*options):
+        done = helixq(*verdict, *options, role="operator")
+        assert done.code == Exit.OK, done.err
+        return [(row["identity"], row["answer"]) for row in done.json]
+
+    assert resolve("--name", name, "--age", "3600") == []
+    shown = [(["b"], "dry_run"), (["a"], "dry_run")]
+    assert resolve("--name", name, "--dry-run") == shown
+    assert fence_of(database, name, "a").state == "IN_DOUBT"
+    assert resolve("--name", name) == [(["b"], "ok"), (["a"], "ok")]
+    assert fence_of(database, name, "a").detail == "looked"
+    assert [fence_of(database, name, key).state for key in "ab"] == ["RELEASED", "RELEASED"]
+    assert resolve("--name", name) == []
+    assert resolve("--route", "/orders/{order}/refunds", "--dry-run") == []
+
+
+def test_resolve_command_without_fence_and_filter_or_with_both_decides_nothing(helixq, doubted):
+    key, _ = doubted
+    verdict = ("--not-applied", "--reason", "looked", "--actor", "ann")
+    assert helixq("fence", "resolve", *verdict, role="operator").code == Exit.REFUSED
+    assert helixq("fence", "resolve", key, *verdict, "--age", "1", role="operator").code == 2
+    result = ("--name", "refund", "--result", "1")
+    assert helixq("fence", "resolve", *verdict, *result, role="operator").code == 2
+
+
+def test_resolve_command_frees_started_fences_only_after_their_lease(helixq, helix, database, name):
+    verdict = (
+        "fence",
+        "resolve",
+        "--not-applied",
+        "--reason",
+        "looked",
+        "--actor",
+        "ann",
+        "--json",
+    )
+    filters = ("--name", name, "--state", "effect_started")
+    with pytest.raises(LeaseLost, match="ann"), helix.fence(name, key="k") as fence:
+        [row] = helixq(*verdict, *filters, role="operator").json
+        assert row["answer"] == "stale"
+        expire(database, bytes.fromhex("01" + fence.key[3:]), deadline=True)
+        [row] = helixq(*verdict, *filters, role="operator").json
+        assert row["answer"] == "ok"
+        assert fence_of(database, name, "k").state == "RELEASED"
 
 
 def test_resolve_command_corrects_a_resolution(helixq, doubted):

@@ -107,6 +107,7 @@ TABLE = {
     "list_fences": Case("read", 200),
     "show_fence": Case("read", 200),
     "resolve_fence": Case("operate", 200, RESOLUTION),
+    "resolve_fences": Case("operate", 200, {**REASON, "applied": False, "name": "none"}),
     "rehearse": Case("payloads", 200, {"calls": [{"name": "refund", "key": "order-7"}]}),
     "list_tokens": Case("admin", 200),
     "create_token": Case("admin", 201, {"name": "table-test", "scopes": ["read"]}),
@@ -178,7 +179,8 @@ def subject(site, database, lab, request):
     body = body if "{feed}" in operation.path or "batch_ids" in body else {}
     if "fence" in operation.name:
         row = resolved_fence(site, database, lab.q)
-        names["fence"], body = row["fence"], {"version": row["version"], "correct": True}
+        if "{fence}" in operation.path:
+            names["fence"], body = row["fence"], {"version": row["version"], "correct": True}
         query = {"name": lab.q} if operation is fences.list_fences else {}
     return Subject(names, query, body)
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import connection, operation, options, shapes, show, times
+from helixqueue.cli import batch_options, connection, operation, options, shapes, show, times
 from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.rehearse import rehearse
 from helixqueue.errors import Refused
 from helixqueue.fence import operations as fences
+from helixqueue.fence.policy import HTTP_PREFIX
 from helixqueue.fence.receipt import fence_key
 from helixqueue.identity import PART_SEPARATOR, canonicalize, key_bytes, key_text, loads
-from helixqueue.records.parameter import ABSENT
+from helixqueue.records.parameter import ABSENT, MAX_PAGE
 from helixqueue.states import FenceState
 
 if TYPE_CHECKING:
-    from helixqueue.records.fence import FenceDetail, FenceRow
+    from helixqueue.records.fence import FenceDetail, FenceRow, ResolvedFence
     from helixqueue.records.page import Page
 
 app = typer.Typer(no_args_is_help=True, help="Fences: list, show, explain, rehearse, resolve.")
@@ -137,7 +138,12 @@ def _explain(
 )
 @connection.service_or_database
 def _resolve(
-    fence: Fence,
+    fence: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FENCE]", help="Key v1:..., or identity with --name; else filters."
+        ),
+    ] = None,
     *,
     applied: Annotated[
         bool,
@@ -175,6 +181,19 @@ def _resolve(
         bool, typer.Option("--correct", help="Replace an earlier resolution.", show_default=False)
     ] = False,
     name: Name = None,
+    route: Annotated[
+        str | None,
+        typer.Option("--route", metavar="PATH", help="Path of a policy route, in place of --name."),
+    ] = None,
+    state: Annotated[
+        FenceState | None,
+        typer.Option("--state", case_sensitive=False, help="IN_DOUBT or EFFECT_STARTED."),
+    ] = None,
+    age: Annotated[
+        float | None,
+        typer.Option("--age", metavar="SECONDS", min=0, help="In their state for so long."),
+    ] = None,
+    dry_run: batch_options.DryRun = False,
     tenant: options.Tenant = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -182,11 +201,28 @@ def _resolve(
 
     First look into the external system. With --applied the fence is sealed, and repeated calls get
     --result; with --not-applied the next call runs the effect. With --correct an earlier resolution
-    is replaced, while it is the last step of the fence. Needs an operator's login or a token with
-    the scope operate. Exit code 1: the fence is not in doubt.
+    is replaced, while it is the last step of the fence. Without FENCE all fences that match are
+    resolved; --dry-run shows them. Needs an operator's login or a token with the scope operate.
+    Exit code 1: the fence is not in doubt.
     """
     if actor is None and connection.selected().service is None:
         raise typer.BadParameter("--actor: expected the name of the person who decides")
+    if route is not None:
+        name = HTTP_PREFIX + route
+    filters = {"state": state, "age_seconds": age, "dry_run": dry_run or None}
+    filters = {option: value for option, value in filters.items() if value is not None}
+    if fence is None:
+        if effect is not None or result is not None or http_status is not None or correct:
+            raise typer.BadParameter(
+                "expected FENCE with --effect, --result, --http-status or --correct, got filters"
+            )
+        _resolve_matching(
+            {"reason": reason, "applied": applied, "name": name, **filters},
+            tenant=tenant, actor=actor, as_json=as_json,
+        )  # fmt: skip
+        return
+    if filters:
+        raise typer.BadParameter("expected FENCE or filters, got both")
     with connection.open_target(as_owner=True) as target:
         found = _find(target, fence, name, tenant)
         resolve = partial(
@@ -205,6 +241,32 @@ def _resolve(
         _print_json(now)
     else:
         show.line(f"{now.state}: {now.means}")
+
+
+def _resolve_matching(
+    filters: dict[str, Any], *, tenant: str | None, actor: str | None, as_json: bool
+) -> None:
+    rows: list[ResolvedFence] = []
+    after: str | None = None
+    with connection.open_target(as_owner=True) as target:
+        while True:
+            resolve = partial(fences.resolve_fences, **filters, after=after, limit=MAX_PAGE)
+            page = operation.run(target, tenant, actor, resolve)
+            rows += page.rows
+            after = page.next
+            if after is None:
+                break
+    if as_json:
+        show.as_json([shapes.plain(row) for row in rows])
+        return
+    show.table(
+        ("fence", "name", "identity", "since", "answer"),
+        [
+            (row.fence, row.name, _identity(row), times.to_seconds(row.changed_at), row.answer)
+            for row in rows
+        ],
+        empty="no fences",
+    )
 
 
 def _find(target: connection.Target, ref: str, name: str | None, tenant: str | None) -> FenceDetail:
@@ -227,7 +289,7 @@ def _print_json(fence: FenceDetail) -> None:
     show.as_json(shapes.plain(fence))
 
 
-def _identity(row: FenceRow) -> str:
+def _identity(row: FenceRow | ResolvedFence) -> str:
     return "(unknown)" if row.identity is None else " / ".join(row.identity)
 
 

@@ -6,7 +6,8 @@ The operations stand here and not in `operations/`, because receipts and stored 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from helixqueue.engine import fences
 from helixqueue.engine.fences import FenceResult, Times
@@ -20,7 +21,14 @@ from helixqueue.fence.rehearsal import WORDS, call_of
 from helixqueue.identity import canonical_text, key_bytes, key_text
 from helixqueue.operations.operation import operation
 from helixqueue.operations.steps import Steps
-from helixqueue.records.fence import MEANS, FenceCall, FenceDetail, FenceRow, PredictedCall
+from helixqueue.records.fence import (
+    MEANS,
+    FenceCall,
+    FenceDetail,
+    FenceRow,
+    PredictedCall,
+    ResolvedFence,
+)
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import ABSENT, Cursor, Json, Limit, Param, Reason, printable
 from helixqueue.states import FenceState
@@ -55,6 +63,14 @@ HttpStatus = Annotated[
 Correct = Annotated[
     bool, Param("Replace an earlier resolution, while it is the last step of the fence.")
 ]
+Undecided = Annotated[
+    Literal["IN_DOUBT", "EFFECT_STARTED"],
+    Param("State; EFFECT_STARTED selects calls whose lease ended and that nobody repeated."),
+]
+Age = Annotated[
+    float, Param("Only fences in their state for so long.", 3600, least=0, most=3.2e9, option="age")
+]
+DryRun = Annotated[bool, Param("Show what would be resolved; change nothing.")]
 Calls = Annotated[list[FenceCall], Param("Calls, each evaluated separately.", length=500)]
 
 
@@ -141,13 +157,10 @@ def resolve_fence(
         stored = resolved_result(row.name, effect=effect, result=text, http_status=http_status)
     elif result is not ABSENT or effect is not None or http_status is not None:
         raise Refused("effect, result and http_status: expected only if applied, got one")
-    actor = operations.token_hash or operations.actor
-    if actor is None:
-        raise Refused("actor: expected the name of the person who decides, got none")
     decided = yield from operations.ask(
         fences.resolve(
             row.key, version, Times(),
-            actor=actor, reason=reason, result=stored, correct=correct,
+            actor=_decider(operations), reason=reason, result=stored, correct=correct,
         ),
         repeatable=False,
     )  # fmt: skip
@@ -161,6 +174,59 @@ def resolve_fence(
             version=now.version,
         )
     return now
+
+
+@operation("POST /v1/fences/resolve", scope="operate", fenced=True)
+def resolve_fences(
+    operations: Operations,
+    *,
+    reason: Reason,
+    applied: Applied,
+    name: Name | None = None,
+    state: Undecided = "IN_DOUBT",
+    age_seconds: Age = 0.0,
+    dry_run: DryRun = False,
+    after: Cursor | None = None,
+    limit: Limit = 50,
+) -> Steps[Page[ResolvedFence]]:
+    """Resolve the fences that match.
+
+    As `resolve_fence`, one by one, newest first: each is decided in the version that the filters
+    saw. With `applied`, repeats learn that the effect happened. Without filters, expected is a
+    `name` or an `age_seconds`.
+    """
+    if name is None and not age_seconds:
+        raise Refused("expected a name or an age, got neither")
+    actor = _decider(operations)
+    before = datetime.now(UTC) - timedelta(seconds=age_seconds)
+    page = yield from list_fences(
+        operations, state=FenceState(state), name=name, after=after, limit=limit
+    )
+    answers = []
+    for row in page.rows:
+        if row.changed_at > before:
+            continue
+        answer: Literal["ok", "stale", "dry_run"] = "dry_run"
+        if not dry_run:
+            stored = (
+                resolved_result(row.name, effect=None, result=None, http_status=None)
+                if applied
+                else None
+            )
+            call = fences.resolve(
+                row.key, row.version, Times(), actor=actor, reason=reason, result=stored
+            )
+            decided = yield from operations.ask(call, repeatable=False)
+            answer = "stale" if decided.decision == "stale" else "ok"
+        answers.append(ResolvedFence(row.fence, row.name, row.identity, row.changed_at, answer))
+    return Page(tuple(answers), page.next)
+
+
+def _decider(operations: Operations) -> str | bytes:
+    actor = operations.token_hash or operations.actor
+    if actor is None:
+        raise Refused("actor: expected the name of the person who decides, got none")
+    return actor
 
 
 @operation("POST /v1/rehearse", scope="payloads", computes=True)

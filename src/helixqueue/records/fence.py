@@ -92,6 +92,18 @@ class FenceDetail(FenceRow):
     history: list[FenceEventRow]
 
 
+@dataclass(frozen=True, slots=True)
+class ResolvedFence:
+    """A fence that filters selected, and what its resolution did."""
+
+    fence: str
+    name: str
+    identity: tuple[str, ...] | None
+    changed_at: datetime
+    # stale: it changed meanwhile, or its lease has not ended. dry_run: nothing was tried.
+    answer: Literal["ok", "stale", "dry_run"]
+
+
 KeyPart = IdentityText | int
 
 

@@ -17,6 +17,8 @@ from helixqueue.service.openapi.fence_examples import (
     FENCE_PREVIEW,
     FENCED,
     RESOLVE,
+    RESOLVE_MANY,
+    RESOLVED,
 )
 from helixqueue.service.openapi.ledger_examples import LEDGER_EXAMPLES, LEDGER_PARAMETERS
 from helixqueue.service.openapi.problem_examples import BATCH
@@ -310,6 +312,7 @@ OPERATIONS: Final[dict[str, Example]] = {
     "list_fences": Example({"rows": [FENCED], "next": None}),
     "show_fence": Example(FENCE_DETAIL),
     "resolve_fence": Example(FENCE_DETAIL, request=RESOLVE),
+    "resolve_fences": Example(RESOLVED, request=RESOLVE_MANY),
     "rehearse": Example({"rows": [FENCE_PREVIEW], "next": None}, request={"calls": [FENCE_CALL]}),
     "check": Example(
         {

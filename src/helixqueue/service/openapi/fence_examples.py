@@ -69,6 +69,20 @@ RESOLVE: Final[dict[str, Any]] = {
     "effect": "re_77",
     "result": {"id": "re_77"},
 }
+RESOLVE_MANY: Final[dict[str, Any]] = {
+    "reason": "the bank lists none of them",
+    "applied": False,
+    "name": "refund",
+    "age_seconds": 3600,
+    "dry_run": True,
+}
+RESOLVED: Final[dict[str, Any]] = {
+    "rows": [
+        {name: FENCED[name] for name in ("fence", "name", "identity", "changed_at")}
+        | {"answer": "dry_run"}
+    ],
+    "next": None,
+}
 FENCE_CALL: Final[dict[str, Any]] = {
     "name": "refund",
     "key": ["order-7", 2],
