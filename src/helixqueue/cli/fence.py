@@ -36,6 +36,57 @@ _STYLES = {
 Fence = Annotated[str, typer.Argument(metavar="FENCE", help="Key v1:..., or identity with --name.")]
 Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the fence.")]
 
+FenceOrFilters = Annotated[
+    str | None,
+    typer.Argument(metavar="[FENCE]", help="Key v1:..., or identity with --name; else filters."),
+]
+Verdict = Annotated[
+    bool,
+    typer.Option(
+        "--applied/--not-applied", help="Whether the effect happened.", show_default=False
+    ),
+]
+Decider = Annotated[
+    str | None,
+    typer.Option(
+        "--actor",
+        metavar="NAME",
+        help="Who decides; required with --dsn or --data. A service records the token.",
+    ),
+]
+Effect = Annotated[
+    str | None,
+    typer.Option("--effect", metavar="ID", help="Id of the effect in the external system."),
+]
+Result = Annotated[
+    str | None, typer.Option("--result", metavar="JSON", help="Result for repeated calls.")
+]
+HttpStatus = Annotated[
+    int | None,
+    typer.Option(
+        "--http-status",
+        metavar="CODE",
+        min=200,
+        max=499,
+        help="HTTP status for repeated requests; 200 unless set.",
+    ),
+]
+Correct = Annotated[
+    bool, typer.Option("--correct", help="Replace an earlier resolution.", show_default=False)
+]
+Route = Annotated[
+    str | None,
+    typer.Option("--route", metavar="PATH", help="Path of a policy route, in place of --name."),
+]
+State = Annotated[
+    FenceState | None,
+    typer.Option("--state", case_sensitive=False, help="IN_DOUBT or EFFECT_STARTED."),
+]
+Age = Annotated[
+    float | None,
+    typer.Option("--age", metavar="SECONDS", min=0, help="In their state for so long."),
+]
+
 
 def register(parent: typer.Typer) -> None:
     command(app, "rehearse", example="helixq fence rehearse backlog.jsonl")(rehearse)
@@ -138,61 +189,19 @@ def _explain(
 )
 @connection.service_or_database
 def _resolve(
-    fence: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[FENCE]", help="Key v1:..., or identity with --name; else filters."
-        ),
-    ] = None,
+    fence: FenceOrFilters = None,
     *,
-    applied: Annotated[
-        bool,
-        typer.Option(
-            "--applied/--not-applied", help="Whether the effect happened.", show_default=False
-        ),
-    ],
+    applied: Verdict,
     reason: options.Reason,
-    actor: Annotated[
-        str | None,
-        typer.Option(
-            "--actor",
-            metavar="NAME",
-            help="Who decides; required with --dsn or --data. A service records the token.",
-        ),
-    ] = None,
-    effect: Annotated[
-        str | None,
-        typer.Option("--effect", metavar="ID", help="Id of the effect in the external system."),
-    ] = None,
-    result: Annotated[
-        str | None, typer.Option("--result", metavar="JSON", help="Result for repeated calls.")
-    ] = None,
-    http_status: Annotated[
-        int | None,
-        typer.Option(
-            "--http-status",
-            metavar="CODE",
-            min=200,
-            max=499,
-            help="HTTP status for repeated requests; 200 unless set.",
-        ),
-    ] = None,
-    correct: Annotated[
-        bool, typer.Option("--correct", help="Replace an earlier resolution.", show_default=False)
-    ] = False,
+    actor: Decider = None,
+    effect: Effect = None,
+    result: Result = None,
+    http_status: HttpStatus = None,
+    correct: Correct = False,
     name: Name = None,
-    route: Annotated[
-        str | None,
-        typer.Option("--route", metavar="PATH", help="Path of a policy route, in place of --name."),
-    ] = None,
-    state: Annotated[
-        FenceState | None,
-        typer.Option("--state", case_sensitive=False, help="IN_DOUBT or EFFECT_STARTED."),
-    ] = None,
-    age: Annotated[
-        float | None,
-        typer.Option("--age", metavar="SECONDS", min=0, help="In their state for so long."),
-    ] = None,
+    route: Route = None,
+    state: State = None,
+    age: Age = None,
     dry_run: batch_options.DryRun = False,
     tenant: options.Tenant = None,
     as_json: options.AsJson = False,

@@ -65,7 +65,7 @@ Correct = Annotated[
 ]
 Undecided = Annotated[
     Literal["IN_DOUBT", "EFFECT_STARTED"],
-    Param("State; EFFECT_STARTED selects calls whose lease ended and that nobody repeated."),
+    Param("State; EFFECT_STARTED selects calls whose lease ended and that were not repeated."),
 ]
 Age = Annotated[
     float, Param("Only fences in their state for so long.", 3600, least=0, most=3.2e9, option="age")

@@ -10,16 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from helixqueue.service.openapi import letter_examples, overview_examples
-from helixqueue.service.openapi.fence_examples import (
-    FENCE_CALL,
-    FENCE_DETAIL,
-    FENCE_PARAMETERS,
-    FENCE_PREVIEW,
-    FENCED,
-    RESOLVE,
-    RESOLVE_MANY,
-    RESOLVED,
-)
+from helixqueue.service.openapi.fence_examples import FENCE_EXAMPLES, FENCE_PARAMETERS
 from helixqueue.service.openapi.ledger_examples import LEDGER_EXAMPLES, LEDGER_PARAMETERS
 from helixqueue.service.openapi.problem_examples import BATCH
 from helixqueue.service.openapi.proof_examples import KEYS, SEAL, SEAL_REQUEST
@@ -309,11 +300,7 @@ OPERATIONS: Final[dict[str, Example]] = {
     "discard_letter": Example({"letter": 7, "answer": "ok"}, request=_REASON),
     **{name: Example(*pair) for name, pair in LEDGER_EXAMPLES.items()},
     "changes": Example(_CHANGE),
-    "list_fences": Example({"rows": [FENCED], "next": None}),
-    "show_fence": Example(FENCE_DETAIL),
-    "resolve_fence": Example(FENCE_DETAIL, request=RESOLVE),
-    "resolve_fences": Example(RESOLVED, request=RESOLVE_MANY),
-    "rehearse": Example({"rows": [FENCE_PREVIEW], "next": None}, request={"calls": [FENCE_CALL]}),
+    **{name: Example(*pair) for name, pair in FENCE_EXAMPLES.items()},
     "check": Example(
         {
             "ok": True,

@@ -93,6 +93,13 @@ FENCE_PREVIEW: Final[dict[str, Any]] = {
     "decision": "repeated",
     "means": "the effect happened; the kept answer is returned",
 }
+FENCE_EXAMPLES: Final[dict[str, tuple[Any, Any]]] = {
+    "list_fences": ({"rows": [FENCED], "next": None}, None),
+    "show_fence": (FENCE_DETAIL, None),
+    "resolve_fence": (FENCE_DETAIL, RESOLVE),
+    "resolve_fences": (RESOLVED, RESOLVE_MANY),
+    "rehearse": ({"rows": [FENCE_PREVIEW], "next": None}, {"calls": [FENCE_CALL]}),
+}
 FENCE_PARAMETERS: Final[dict[str, Any]] = {
     "fence": FENCE,
     "list_fences.state": "SEALED",
