@@ -38,7 +38,7 @@ Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name o
 
 FenceOrFilters = Annotated[
     str | None,
-    typer.Argument(metavar="[FENCE]", help="Key v1:..., or identity with --name; else filters."),
+    typer.Argument(metavar="FENCE", help="Key v1:..., or identity with --name; else filters."),
 ]
 Verdict = Annotated[
     bool,
