@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import batch_options, connection, operation, options, shapes, show, times
+from helixqueue.cli import connection, operation, options, shapes, show, times
 from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.rehearse import rehearse
@@ -85,6 +85,10 @@ State = Annotated[
 Age = Annotated[
     float | None,
     typer.Option("--age", metavar="SECONDS", min=0, help="In their state for so long."),
+]
+
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be resolved; change nothing.")
 ]
 
 
@@ -202,7 +206,7 @@ def _resolve(
     route: Route = None,
     state: State = None,
     age: Age = None,
-    dry_run: batch_options.DryRun = False,
+    dry_run: DryRun = False,
     tenant: options.Tenant = None,
     as_json: options.AsJson = False,
 ) -> None:
