@@ -24,7 +24,6 @@ from pydantic import (
 from helixqueue.engine.tokens import LOGIN
 from helixqueue.errors import Refused
 from helixqueue.queues import checked_requires
-from helixqueue.queues.schema_bounds import MAX_SCHEMA_BYTES
 from helixqueue.records.parameter import iso_text
 from helixqueue.service.settings import MAX_LEASES, MAX_ROWS, MAX_WAIT_SECONDS
 from helixqueue.service.tenant_cipher import SEALED_CHARS_MAX
@@ -60,7 +59,6 @@ SealedLease = Annotated[
 ]
 Time = Annotated[AwareDatetime, BeforeValidator(iso_text)]
 Health = Annotated[dict[str, Any], AfterValidator(partial(_limit_size, MAX_HEALTH_BYTES))]
-SchemaDocument = Annotated[dict[str, Any], AfterValidator(partial(_limit_size, MAX_SCHEMA_BYTES))]
 
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, examples=["basecall"])]
@@ -69,20 +67,6 @@ Worker = Annotated[
     Field(min_length=1, max_length=MAX_WORKER_CHARS, examples=["gpu-1"]),
     AfterValidator(printable),
 ]
-Reason = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=200,
-        description="Reason, stored in the ledger.",
-        examples=["reads were contaminated"],
-    ),
-    AfterValidator(printable),
-]
-Failure = Annotated[
-    str, Field(min_length=1, max_length=255, description="Failure class.", examples=["OutOfMemory"])
-]
-Cursor = Annotated[str, Field(max_length=100)]
 IdentityText = Annotated[str, Field(max_length=1024)]
 Identity = IdentityText | Annotated[list[IdentityText], Field(min_length=1, max_length=16)] | None
 Json = Any
