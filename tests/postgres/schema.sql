@@ -8447,7 +8447,7 @@ ALTER FUNCTION helix.read_outcomes_v1(p_ids uuid[], p_results boolean) OWNER TO 
 
 -- Name: read_overview_v1(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_overview_v1(p_tenant text, p_limit integer DEFAULT 50) RETURNS TABLE(now timestamp with time zone, kept_at timestamp with time zone, queues json, hour json, today json, known_queues bigint, workers json, in_doubt bigint, oldest_doubt_seconds double precision, letters bigint, findings bigint)
+CREATE FUNCTION helix.read_overview_v1(p_tenant text, p_limit integer DEFAULT 50) RETURNS TABLE(now timestamp with time zone, kept_at timestamp with time zone, queues json, hour json, today json, known_queues bigint, workers json, in_doubt bigint, oldest_doubt_seconds double precision, letters bigint, findings bigint, reconciled_at timestamp with time zone)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_bitmapscan TO 'off'
@@ -8535,7 +8535,8 @@ begin
            (select sum(g.value)::bigint from gauge g where g.name = 'helix_dead_letters'),
            (select count(*) from (select from helix.finding f
                                   join helix.queue q on q.id = f.queue and q.tenant = p_tenant
-                                  where f.cleared_at is null limit 1000) f);
+                                  where f.cleared_at is null limit 1000) f),
+           (select d.last_at from helix.duty d where d.duty = 'reconcile');
 end
 $$;
 

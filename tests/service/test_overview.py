@@ -81,6 +81,13 @@ def test_overview_has_the_queue_with_failures_before_the_others(http, lab):
     assert overview["today"]["failed"] >= 1
 
 
+def test_overview_says_when_the_ledger_was_last_reconciled(http, lab):
+    assert run_duty(lab, "reconcile") is None
+    overview = http.get("/v1/overview").json()
+    last = lab.value("select last_at from helix.duty where duty = 'reconcile'")
+    assert datetime.fromisoformat(overview["reconciled_at"]) == last
+
+
 def test_overview_says_that_a_queue_is_stalled(http, lab):
     lab.queue(stalled_after_seconds=1)
     lab.submit("S-1")

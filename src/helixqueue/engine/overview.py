@@ -63,13 +63,15 @@ def time_series(
 
     def read(rows: list[Row]) -> TimeSeries:
         kept_at, backlog = rows[0][:2]
-        found = [RollupRow(*row[2:]) for row in rows if row[2] is not None]
+        # JSON is read several times faster than arrays.
+        found = [
+            RollupRow(*row[2:11], *map(json.loads, row[11:])) for row in rows if row[2] is not None
+        ]
         within = [row for row in found if row.at < end]
-        later = sum(row.pending for row in found if row.at >= end)
-        return TimeSeries(
-            *(queue, period, start, end, step, kept_at, figures_of(within)),
-            points_of(within, start, step, count, None if backlog is None else backlog - later),
-        )
+        if backlog is not None:
+            backlog -= sum(row.pending for row in found if row.at >= end)
+        total, points = points_of(within, start, step, count, backlog)
+        return TimeSeries(queue, period, start, end, step, kept_at, total, points)
 
     return Call(_SQL["rollup"], args, read)
 
@@ -79,7 +81,8 @@ def overview(*, tenant: str, limit: int = 50) -> Call[Overview]:
 
     def read(rows: list[Row]) -> Overview:
         [row] = rows
-        now, kept_at, queues, hour, today, known, workers, doubt, oldest, letters, findings = row
+        now, kept_at, queues, hour, today, known, workers, *rest = row
+        doubt, oldest, letters, findings, reconciled_at = rest
         listed = tuple(_read_queue(item) for item in json.loads(queues or "[]"))
         alive, reported, slots = json.loads(workers)
         return Overview(
@@ -97,6 +100,7 @@ def overview(*, tenant: str, limit: int = 50) -> Call[Overview]:
             oldest_doubt_seconds=oldest or None,
             letters=letters or 0,
             findings=findings,
+            reconciled_at=reconciled_at,
         )
 
     return Call(_SQL["overview"], {"tenant": tenant, "limit": limit}, read)

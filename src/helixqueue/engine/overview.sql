@@ -4,14 +4,14 @@
 -- name: rollup
 -- Rows of the rollup of one queue, or of all; one row without figures if there is none.
 select r.kept_at, r.backlog, r.at, r.submitted, r.repeated, r.completed, r.failed, r.cancelled, r.lost, r.refused,
-       r.pending, r.waits, r.runs
+       r.pending, pg_catalog.to_json(r.waits)::text, pg_catalog.to_json(r.runs)::text
 from helix.read_rollup_v1(%(tenant)s::text, %(queue)s::text, %(seconds)s::int, %(since)s::timestamptz,
                           %(until)s::timestamptz) r;
 
 -- name: overview
 -- One row: the state of a tenant.
 select o.now, o.kept_at, o.queues::text, o.hour::text, o.today::text, o.known_queues, o.workers::text, o.in_doubt,
-       o.oldest_doubt_seconds, o.letters, o.findings
+       o.oldest_doubt_seconds, o.letters, o.findings, o.reconciled_at
 from helix.read_overview_v1(%(tenant)s::text, %(limit)s::int) o;
 
 -- name: refusals

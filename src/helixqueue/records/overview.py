@@ -49,6 +49,7 @@ class Overview:
     oldest_doubt_seconds: float | None
     letters: int  # open dead letters
     findings: int  # of reconciliation, not cleared
+    reconciled_at: datetime | None  # when the duty last compared ledger and leases
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from itertools import accumulate, zip_longest
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 Period = Literal["1h", "6h", "1d", "7d", "30d"]
 BUCKETS_MAX: Final = 64
@@ -68,23 +68,29 @@ class RollupRow:
     runs: Sequence[int]
 
 
+_NUMBERS: Final = (
+    "submitted", "repeated", "completed", "failed", "cancelled", "lost", "refused", "pending",
+)  # fmt: skip
+
+
+def sum_of(rows: Sequence[RollupRow], at: datetime) -> RollupRow:
+    """Some rows as one that begins at `at`."""
+    values: list[Any] = [sum(getattr(row, name) for row in rows) for name in _NUMBERS]
+    values += [add_histograms([row.waits for row in rows])]
+    values += [add_histograms([row.runs for row in rows])]
+    return RollupRow(at, *values)
+
+
 def figures_of(rows: Sequence[RollupRow]) -> Figures:
     """The figures of some rows together."""
-    waits = add_histograms([row.waits for row in rows])
-    runs = add_histograms([row.runs for row in rows])
+    if not rows:
+        return Figures()
+    row = rows[0] if len(rows) == 1 else sum_of(rows, rows[0].at)
     return Figures(
-        sum(row.submitted for row in rows),
-        sum(row.repeated for row in rows),
-        sum(row.completed for row in rows),
-        sum(row.failed for row in rows),
-        sum(row.cancelled for row in rows),
-        sum(row.lost for row in rows),
-        sum(row.refused for row in rows),
-        quantile(waits, 0.5),
-        quantile(waits, 0.95),
-        quantile(runs, 0.5),
-        quantile(runs, 0.95),
-    )
+        row.submitted, row.repeated, row.completed, row.failed, row.cancelled, row.lost,
+        row.refused, quantile(row.waits, 0.5), quantile(row.waits, 0.95), quantile(row.runs, 0.5),
+        quantile(row.runs, 0.95),
+    )  # fmt: skip
 
 
 def add_histograms(histograms: Sequence[Sequence[int]]) -> list[int]:
@@ -116,19 +122,19 @@ def quantile(histogram: Sequence[int], share: float) -> float | None:
 
 def points_of(
     rows: Sequence[RollupRow], start: datetime, step_seconds: int, count: int, backlog: int | None
-) -> tuple[SeriesPoint, ...]:
-    """The figures of each step; `backlog` is the number of PENDING batches after the last one.
+) -> tuple[Figures, tuple[SeriesPoint, ...]]:
+    """The figures of all rows, and of each step.
 
-    The backlog before a step follows from the changes in it.
+    `backlog` is the number of PENDING batches at the end; the changes give the others.
     """
     step = timedelta(seconds=step_seconds)
-    steps: list[list[RollupRow]] = [[] for _ in range(count)]
+    by_step: list[list[RollupRow]] = [[] for _ in range(count)]
     for row in rows:
-        steps[(row.at - start) // step].append(row)
+        by_step[(row.at - start) // step].append(row)
+    sums = [sum_of(found, start + place * step) for place, found in enumerate(by_step)]
     points: list[SeriesPoint] = []
-    for place in reversed(range(count)):
-        figures = figures_of(steps[place])
-        points.append(SeriesPoint(**asdict(figures), at=start + place * step, pending=backlog))
+    for row in reversed(sums):
+        points.append(SeriesPoint(**asdict(figures_of([row])), at=row.at, pending=backlog))
         if backlog is not None:
-            backlog -= sum(row.pending for row in steps[place])
-    return tuple(reversed(points))
+            backlog -= row.pending
+    return figures_of(sums), tuple(reversed(points))

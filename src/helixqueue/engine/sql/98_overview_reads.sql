@@ -36,7 +36,7 @@ $$;
 create function helix.read_overview_v1(p_tenant text, p_limit integer default 50)
 returns table (
   now timestamptz, kept_at timestamptz, queues json, hour json, today json, known_queues bigint, workers json,
-  in_doubt bigint, oldest_doubt_seconds double precision, letters bigint, findings bigint
+  in_doubt bigint, oldest_doubt_seconds double precision, letters bigint, findings bigint, reconciled_at timestamptz
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_bitmapscan = off set jit = off
@@ -122,7 +122,8 @@ begin
            (select sum(g.value)::bigint from gauge g where g.name = 'helix_dead_letters'),
            (select count(*) from (select from helix.finding f
                                   join helix.queue q on q.id = f.queue and q.tenant = p_tenant
-                                  where f.cleared_at is null limit 1000) f);
+                                  where f.cleared_at is null limit 1000) f),
+           (select d.last_at from helix.duty d where d.duty = 'reconcile');
 end
 $$;
 

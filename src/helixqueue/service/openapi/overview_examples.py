@@ -46,6 +46,7 @@ OVERVIEW: Final[dict[str, Any]] = {
     "oldest_doubt_seconds": None,
     "letters": 0,
     "findings": 0,
+    "reconciled_at": "2026-09-01T08:31:12Z",
 }
 SERIES: Final[dict[str, Any]] = {
     "queue": "basecall",
