@@ -416,7 +416,9 @@ def test_login_of_an_intake_submits_and_writes_letters_and_nothing_else(
         "write_letters_v1",
         "count_try_v1",
         "clear_tries_v1",
-        "report_intake_v1",
         "report_stream_v1",
+        "knows_group_v1",
+        "count_stream_v1",
+        "look_stream_v1",
         "read_queue_v1",
     }

@@ -19,7 +19,8 @@ from helixqueue.worker import metrics as worker_metrics
 
 ROOT = Path(__file__).parents[2]
 QUEUE = '{tenant="lab", queue="basecall"}'
-STREAM = '{tenant="lab", stream="samples"}'
+STREAM = '{tenant="lab", stream="samples", group="g"}'
+CONSUMER = '{tenant="lab", stream="samples", group="g", consumer="c1"}'
 TENANT = '{tenant="lab"}'
 
 # Alert: series in steps of a minute, when it has fired, its labels and its value; and series of
@@ -32,9 +33,21 @@ CASES = {
         {f"helix_audit_missing_total{QUEUE}": "0x3 1x60"}, "12m", QUEUE, 1,
         {f"helix_audit_missing_total{QUEUE}": "4x60"}),
     "HelixStreamPendingGrows": (
-        {'helix_stream_pending{tenant="lab", stream="samples", consumer="c1"}': "0+10x60"}, "30m",
-        STREAM, 0,
-        {'helix_stream_pending{tenant="lab", stream="samples", consumer="c1"}': "600-10x60"}),
+        {f"helix_stream_pending{CONSUMER}": "0+10x60"}, "30m", STREAM, 0,
+        {f"helix_stream_pending{CONSUMER}": "600-10x60"}),
+    "HelixStreamLagGrows": (
+        {f"helix_stream_lag{STREAM}": "0+10x60"}, "30m", STREAM, 0,
+        {f"helix_stream_lag{STREAM}": "600-10x60"}),
+    "HelixStreamOldMessage": (
+        {f"helix_stream_oldest_seconds{STREAM}": "0+60x60"}, "30m", STREAM, 1800,
+        {f"helix_stream_oldest_seconds{STREAM}": "200x60"}),
+    "HelixStreamNotRead": (
+        {f"helix_stream_readers{STREAM}": "1x5 0x30"}, "15m", STREAM, 0,
+        {f"helix_stream_readers{STREAM}": "1x60",
+         f"helix_stream_looked_seconds{STREAM}": "0+60x60"}),
+    "HelixIntakeSilent": (
+        {f"helix_intake_reported_seconds{CONSUMER}": "0x30"}, "15m", CONSUMER, 900,
+        {f"helix_intake_reported_seconds{CONSUMER}": "0+60x60"}),
     "HelixLeasesReaped": (
         {f"helix_lease_reaped_total{QUEUE}": "0+5x60"}, "30m", QUEUE, 50,
         {f"helix_lease_reaped_total{QUEUE}": "0x30 5x30"}),
@@ -176,3 +189,15 @@ def test_every_alert_has_a_runbook_with_all_steps():
         headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
         assert headings == ["Symptom", "What it means", "Look", "Fix", "Verify"], alert.runbook
         assert alert.name in text
+
+
+def test_group_that_nobody_looks_at_counts_as_not_read(tmp_path):
+    """With the last service and the last intake gone there are no figures, only their time."""
+    (tmp_path / "rules.yml").write_text(alert_rules())
+    [alert] = [alert for alert in ALERTS if alert.name == "HelixStreamNotRead"]
+    test = rule_tests(alert)[0] | {
+        "input_series": [{"series": f"helix_stream_looked_seconds{STREAM}", "values": "0x30"}]
+    }
+    path = tmp_path / "tests.yml"
+    path.write_text(json.dumps({"rule_files": ["rules.yml"], "tests": [test]}))
+    promtool("test", "rules", str(path))

@@ -2419,6 +2419,37 @@ $$;
 
 ALTER FUNCTION helix.count_settled(p_number bigint[]) OWNER TO helix_engine;
 
+-- Name: count_stream(text, text, text, bigint, bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_stream(p_tenant text, p_stream text, p_group text, p_deliveries bigint, p_vanished bigint, p_xack_failures bigint) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  insert into helix.metric_change (tenant, name, queue, label, value)
+  select p_tenant, n.name, p_stream, p_group, n.value
+  from (values ('helix_stream_deliveries_total', p_deliveries),
+               ('helix_stream_vanished_total', p_vanished),
+               ('helix_xack_after_commit_failures', p_xack_failures)) as n (name, value)
+  where n.value is not null;
+end
+$$;
+
+ALTER FUNCTION helix.count_stream(p_tenant text, p_stream text, p_group text, p_deliveries bigint, p_vanished bigint, p_xack_failures bigint) OWNER TO helix_engine;
+
+-- Name: count_stream_v1(text, text, text, bigint, bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_stream_v1(p_tenant text, p_stream text, p_group text, p_deliveries bigint DEFAULT NULL::bigint, p_vanished bigint DEFAULT NULL::bigint, p_xack_failures bigint DEFAULT NULL::bigint) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter_for(p_tenant);
+  perform helix.count_stream(p_tenant, p_stream, p_group, p_deliveries, p_vanished, p_xack_failures);
+end
+$$;
+
+ALTER FUNCTION helix.count_stream_v1(p_tenant text, p_stream text, p_group text, p_deliveries bigint, p_vanished bigint, p_xack_failures bigint) OWNER TO helix_engine;
+
 -- Name: count_try_v1(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.count_try_v1(p_tenant text, p_kind text, p_name text, p_source text) RETURNS integer
@@ -3154,6 +3185,24 @@ end
 $$;
 
 ALTER FUNCTION helix.enter_for(p_tenant text) OWNER TO helix_engine;
+
+-- Name: enter_for_streams(text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.enter_for_streams(p_tenant text, p_every_tenant boolean) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  if p_every_tenant
+     and exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*')
+  then
+    perform set_config('helix.scope', '*', true);
+  else
+    perform helix.enter_for(p_tenant);
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.enter_for_streams(p_tenant text, p_every_tenant boolean) OWNER TO helix_engine;
 
 -- Name: entry_hash(bytea[], bigint, smallint, timestamp with time zone, bigint, integer, helix.state, helix.state, helix.reason, boolean, text, bigint[], integer[], integer[], smallint[], bigint[], bytea[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4628,6 +4677,7 @@ begin
   perform helix.measure_queues();
   perform helix.measure_fences();
   perform helix.measure_feeds();
+  perform helix.measure_streams();
   perform helix.measure_server();
   return p_limit;
 end
@@ -4655,6 +4705,21 @@ CREATE FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text
 $$;
 
 ALTER FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) OWNER TO helix_engine;
+
+-- Name: knows_group_v1(text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.knows_group_v1(p_tenant text, p_stream text, p_group text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter_for(p_tenant);
+  return exists (select from helix.stream_group g
+                 where g.tenant = p_tenant and g.stream = p_stream and g.group_name = p_group);
+end
+$$;
+
+ALTER FUNCTION helix.knows_group_v1(p_tenant text, p_stream text, p_group text) OWNER TO helix_engine;
 
 -- Name: lane_bound(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5137,6 +5202,31 @@ $$;
 
 ALTER FUNCTION helix.lock_leases(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]) OWNER TO helix_engine;
 
+-- Name: look_stream_v1(text, text, text, double precision, jsonb, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.look_stream_v1(p_tenant text, p_stream text, p_group text, p_seconds double precision, p_figures jsonb, p_every_tenant boolean DEFAULT false) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_at timestamptz := clock_timestamp() - make_interval(secs => greatest(p_seconds, 0));
+begin
+  perform helix.enter_for_streams(p_tenant, p_every_tenant);
+  update helix.stream_group g set looked_at = v_at, figures = p_figures
+  where g.tenant = p_tenant and g.stream = p_stream and g.group_name = p_group and g.looked_at < v_at;
+  if not found then
+    insert into helix.stream_group (tenant, stream, group_name, first_at, looked_at, figures)
+    values (p_tenant, p_stream, p_group, clock_timestamp(), v_at, p_figures)
+    on conflict do nothing;
+    if found then
+      perform helix.count_stream(p_tenant, p_stream, p_group, 0, 0, 0);
+    end if;
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.look_stream_v1(p_tenant text, p_stream text, p_group text, p_seconds double precision, p_figures jsonb, p_every_tenant boolean) OWNER TO helix_engine;
+
 -- Name: make_claimable(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.make_claimable(p_batch bigint[]) RETURNS integer
@@ -5303,6 +5393,45 @@ CREATE FUNCTION helix.measure_server() RETURNS void
 $$;
 
 ALTER FUNCTION helix.measure_server() OWNER TO helix_engine;
+
+-- Name: measure_streams(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.measure_streams() RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  perform helix.set_gauges(
+    '{helix_stream_pending,helix_stream_lag,helix_stream_oldest_seconds,helix_stream_readers,'
+    'helix_stream_looked_seconds,helix_intake_reported_seconds}', array(
+    with fresh as materialized (
+      select * from helix.stream_group g where g.looked_at > v_now - interval '60 s'
+    )
+    select row(g.tenant, n.name, g.stream, g.group_name, n.value)::helix.metric
+    from fresh g
+    cross join lateral (
+      values ('helix_stream_lag', (g.figures ->> 'lag')::double precision),
+             ('helix_stream_oldest_seconds', coalesce((g.figures ->> 'oldest_seconds')::double precision, 0)),
+             ('helix_stream_readers', (g.figures ->> 'readers')::double precision)) as n (name, value)
+    where n.value is not null
+    union all
+    select row(g.tenant, 'helix_stream_pending', g.stream, g.group_name || E'\x1f' || left(c.key, 100),
+               sum(c.value::double precision))::helix.metric
+    from fresh g cross join lateral jsonb_each_text(g.figures -> 'pending_by_consumer') c
+    group by g.tenant, g.stream, g.group_name, left(c.key, 100)
+    union all
+    select row(g.tenant, 'helix_stream_looked_seconds', g.stream, g.group_name,
+               extract(epoch from g.looked_at))::helix.metric
+    from helix.stream_group g
+    union all
+    select row(i.tenant, 'helix_intake_reported_seconds', i.stream, i.group_name || E'\x1f' || i.consumer,
+               extract(epoch from i.seen_at))::helix.metric
+    from helix.intake i where i.ended_at is null and i.seen_at > v_now - interval '1 day'));
+end
+$$;
+
+ALTER FUNCTION helix.measure_streams() OWNER TO helix_engine;
 
 -- Name: move_blocked(bigint[], bigint[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -7949,13 +8078,18 @@ ALTER FUNCTION helix.read_identities_v1(p_tenant text, p_queue text, p_after_at 
 
 -- Name: read_intakes_v1(text); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_intakes_v1(p_tenant text) RETURNS TABLE(tenant text, stream text, group_name text, consumer text, started_at timestamp with time zone, seen_at timestamp with time zone, age_seconds double precision, problem text, figures jsonb)
+CREATE FUNCTION helix.read_intakes_v1(p_tenant text) RETURNS TABLE(tenant text, stream text, group_name text, consumer text, started_at timestamp with time zone, seen_at timestamp with time zone, ended_at timestamp with time zone, age_seconds double precision, problem text, figures jsonb)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-  select i.tenant::text, i.stream::text, i.group_name::text, i.consumer::text, i.started_at, i.seen_at,
-         extract(epoch from clock_timestamp() - i.seen_at)::double precision, i.problem::text, i.figures
-  from helix.intake i where p_tenant is null or i.tenant = p_tenant
+  select i.tenant::text, i.stream::text, i.group_name::text, i.consumer::text, i.started_at, i.seen_at, i.ended_at,
+         extract(epoch from clock_timestamp() - i.seen_at)::double precision, i.problem::text,
+         i.figures || coalesce(g.figures || jsonb_build_object(
+           'looked_seconds', round(extract(epoch from clock_timestamp() - g.looked_at), 3)), '{}')
+  from helix.intake i
+  left join helix.stream_group g
+    on g.tenant = i.tenant and g.stream = i.stream and g.group_name = i.group_name
+  where p_tenant is null or i.tenant = p_tenant
   order by 1, 2, 3, 4 limit 10000
 $$;
 
@@ -10001,54 +10135,25 @@ $$;
 
 ALTER FUNCTION helix.reopen(p_batch bigint[], p_actor text, p_detail text) OWNER TO helix_engine;
 
--- Name: report_intake_v1(text, text, text[], bigint[], bigint, bigint, double precision, bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: report_stream_v1(text, text, text, text, timestamp with time zone, text, jsonb, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint DEFAULT 0, p_oldest_seconds double precision DEFAULT 0, p_deliveries bigint DEFAULT 0, p_vanished bigint DEFAULT 0) RETURNS void
+CREATE FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb, p_ended boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
   perform helix.enter_for(p_tenant);
-  perform helix.demand_parallel(cardinality(p_consumer), helix.shape(p_consumer), helix.shape(p_pending));
-  delete from helix.metric m
-  where m.tenant = p_tenant and m.name = 'helix_stream_pending' and m.queue = left(p_stream, 255)
-    and m.label <> all (p_consumer);
-  insert into helix.metric as m (tenant, name, queue, label, value)
-  select p_tenant, 'helix_stream_pending', left(p_stream, 255), left(u.consumer, 60), sum(u.pending)
-  from unnest(p_consumer, p_pending) as u (consumer, pending) group by left(u.consumer, 60)
-  union all
-  select p_tenant, 'helix_stream_lag', left(p_stream, 255), '', p_lag where p_lag is not null
-  union all
-  select p_tenant, 'helix_stream_oldest_seconds', left(p_stream, 255), '', coalesce(p_oldest_seconds, 0)
-  on conflict (name, tenant, queue, label) do update set value = excluded.value;
-  -- Also a zero: Prometheus sees an increase only of a series that it has seen before.
-  insert into helix.metric_change (tenant, name, queue, value)
-  select p_tenant, n.name, left(p_stream, 255), coalesce(n.value, 0)
-  from (values ('helix_xack_after_commit_failures', p_xack_failures),
-               ('helix_stream_deliveries_total', p_deliveries),
-               ('helix_stream_vanished_total', p_vanished)) as n (name, value);
-end
-$$;
-
-ALTER FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint, p_oldest_seconds double precision, p_deliveries bigint, p_vanished bigint) OWNER TO helix_engine;
-
--- Name: report_stream_v1(text, text, text, text, timestamp with time zone, text, jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-begin
-  perform helix.enter_for(p_tenant);
-  insert into helix.intake as i (tenant, stream, group_name, consumer, started_at, seen_at, problem, figures)
-  values (p_tenant, p_stream, p_group, p_consumer, p_started_at, clock_timestamp(), p_problem, p_figures)
+  insert into helix.intake as i (tenant, stream, group_name, consumer, started_at, seen_at, ended_at, problem,
+                                 figures)
+  values (p_tenant, p_stream, p_group, p_consumer, p_started_at, clock_timestamp(),
+          case when p_ended then clock_timestamp() end, p_problem, p_figures)
   on conflict (tenant, stream, group_name, consumer) do update
-  set started_at = excluded.started_at, seen_at = excluded.seen_at, problem = excluded.problem,
-      figures = excluded.figures;
+  set started_at = excluded.started_at, seen_at = excluded.seen_at, ended_at = excluded.ended_at,
+      problem = excluded.problem, figures = excluded.figures;
 end
 $$;
 
-ALTER FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb) OWNER TO helix_engine;
+ALTER FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb, p_ended boolean) OWNER TO helix_engine;
 
 -- Name: rerun_at(helix.fence); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -10913,7 +11018,7 @@ CREATE TABLE helix.metric (
     queue text DEFAULT ''::text NOT NULL,
     label text DEFAULT ''::text NOT NULL,
     value double precision NOT NULL,
-    CONSTRAINT metric_label_check CHECK ((octet_length(label) <= 255)),
+    CONSTRAINT metric_label_check CHECK ((octet_length(label) <= 700)),
     CONSTRAINT metric_tenant_check CHECK ((tenant <> ''::text))
 )
 WITH (fillfactor='50');
@@ -11334,6 +11439,24 @@ end
 $$;
 
 ALTER FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) OWNER TO helix_engine;
+
+-- Name: stream_groups_v1(double precision, boolean, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.stream_groups_v1(p_seconds double precision, p_every_tenant boolean DEFAULT false, p_limit integer DEFAULT 100) RETURNS TABLE(tenant text, stream text, group_name text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+begin
+  perform helix.enter_for_streams(null, p_every_tenant);
+  return query
+    select g.tenant::text, g.stream::text, g.group_name::text from helix.stream_group g
+    where g.looked_at <= clock_timestamp() - make_interval(secs => p_seconds)
+    order by random() limit p_limit;
+end
+$$;
+
+ALTER FUNCTION helix.stream_groups_v1(p_seconds double precision, p_every_tenant boolean, p_limit integer) OWNER TO helix_engine;
 
 -- Name: submit_from_v1(text, text, text, text, text[], text[], text[], text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -12321,6 +12444,7 @@ CREATE TABLE helix.intake (
     group_name helix.source_text NOT NULL,
     started_at timestamp with time zone NOT NULL,
     seen_at timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone,
     problem helix.long_text,
     figures jsonb NOT NULL,
     CONSTRAINT intake_figures_check CHECK ((octet_length((figures)::text) <= 65536))
@@ -12724,6 +12848,23 @@ WITH (fillfactor='90');
 ALTER TABLE ONLY helix.source FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.source OWNER TO helix_owner;
+
+-- Name: stream_group; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.stream_group (
+    tenant helix.tenant_name NOT NULL,
+    stream helix.source_text NOT NULL,
+    group_name helix.source_text NOT NULL,
+    first_at timestamp with time zone NOT NULL,
+    looked_at timestamp with time zone NOT NULL,
+    figures jsonb NOT NULL,
+    CONSTRAINT stream_group_figures_check CHECK ((octet_length((figures)::text) <= 65536))
+)
+WITH (fillfactor='50');
+
+ALTER TABLE ONLY helix.stream_group FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.stream_group OWNER TO helix_owner;
 
 -- Name: tenant_turn_0; Type: SEQUENCE; Schema: helix; Owner: helix_owner
 
@@ -13153,6 +13294,11 @@ ALTER TABLE ONLY helix.secret
 ALTER TABLE ONLY helix.source
     ADD CONSTRAINT source_pkey PRIMARY KEY (hash);
 
+-- Name: stream_group stream_group_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.stream_group
+    ADD CONSTRAINT stream_group_pkey PRIMARY KEY (tenant, stream, group_name);
+
 -- Name: waiter waiter_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.waiter
@@ -13541,6 +13687,12 @@ CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.source FOR EAC
 
 ALTER TABLE helix.source ENABLE ALWAYS TRIGGER a_guard;
 
+-- Name: stream_group a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.stream_group FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.stream_group ENABLE ALWAYS TRIGGER a_guard;
+
 -- Name: waiter a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.waiter FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -13762,6 +13914,12 @@ ALTER TABLE helix.secret ENABLE ALWAYS TRIGGER a_guard_truncate;
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.source FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.source ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: stream_group a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.stream_group FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.stream_group ENABLE ALWAYS TRIGGER a_guard_truncate;
 
 -- Name: waiter a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -14083,6 +14241,10 @@ CREATE POLICY engine ON helix.rollup TO helix_engine USING (((current_setting('h
 
 CREATE POLICY engine ON helix.source TO helix_engine USING (true);
 
+-- Name: stream_group engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.stream_group TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
 -- Name: work engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine ON helix.work TO helix_engine USING (true);
@@ -14255,6 +14417,10 @@ CREATE POLICY operator ON helix.rollup FOR SELECT TO helix_operator USING (true)
 
 CREATE POLICY operator ON helix.source FOR SELECT TO helix_operator USING (true);
 
+-- Name: stream_group operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.stream_group FOR SELECT TO helix_operator USING (true);
+
 -- Name: work operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.work FOR SELECT TO helix_operator USING (true);
@@ -14387,6 +14553,10 @@ CREATE POLICY reader ON helix.rollup FOR SELECT TO helix_reader USING (COALESCE(
 
 CREATE POLICY reader ON helix.source FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
 
+-- Name: stream_group reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.stream_group FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
 -- Name: work reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY reader ON helix.work FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
@@ -14414,6 +14584,10 @@ ALTER TABLE helix.rollup ENABLE ROW LEVEL SECURITY;
 -- Name: source; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.source ENABLE ROW LEVEL SECURITY;
+
+-- Name: stream_group; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.stream_group ENABLE ROW LEVEL SECURITY;
 
 -- Name: work; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -14696,6 +14870,16 @@ REVOKE ALL ON FUNCTION helix.count_respelled(p_tenant text, p_queue text, p_numb
 -- Name: FUNCTION count_settled(p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.count_settled(p_number bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION count_stream(p_tenant text, p_stream text, p_group text, p_deliveries bigint, p_vanished bigint, p_xack_failures bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_stream(p_tenant text, p_stream text, p_group text, p_deliveries bigint, p_vanished bigint, p_xack_failures bigint) FROM PUBLIC;
+
+-- Name: FUNCTION count_stream_v1(p_tenant text, p_stream text, p_group text, p_deliveries bigint, p_vanished bigint, p_xack_failures bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_stream_v1(p_tenant text, p_stream text, p_group text, p_deliveries bigint, p_vanished bigint, p_xack_failures bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.count_stream_v1(p_tenant text, p_stream text, p_group text, p_deliveries bigint, p_vanished bigint, p_xack_failures bigint) TO helix_operator;
+GRANT ALL ON FUNCTION helix.count_stream_v1(p_tenant text, p_stream text, p_group text, p_deliveries bigint, p_vanished bigint, p_xack_failures bigint) TO helix_intake;
 
 -- Name: FUNCTION count_try_v1(p_tenant text, p_kind text, p_name text, p_source text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -14990,6 +15174,10 @@ REVOKE ALL ON FUNCTION helix.enter() FROM PUBLIC;
 -- Name: FUNCTION enter_for(p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.enter_for(p_tenant text) FROM PUBLIC;
+
+-- Name: FUNCTION enter_for_streams(p_tenant text, p_every_tenant boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.enter_for_streams(p_tenant text, p_every_tenant boolean) FROM PUBLIC;
 
 -- Name: FUNCTION entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_xid bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -15370,6 +15558,12 @@ GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revisio
 GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_admin;
 GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_delegate;
 
+-- Name: FUNCTION knows_group_v1(p_tenant text, p_stream text, p_group text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.knows_group_v1(p_tenant text, p_stream text, p_group text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.knows_group_v1(p_tenant text, p_stream text, p_group text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.knows_group_v1(p_tenant text, p_stream text, p_group text) TO helix_intake;
+
 -- Name: FUNCTION lane_bound(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.lane_bound() FROM PUBLIC;
@@ -15462,6 +15656,13 @@ REVOKE ALL ON FUNCTION helix.lock_keys(p_batch bigint[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.lock_leases(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]) FROM PUBLIC;
 
+-- Name: FUNCTION look_stream_v1(p_tenant text, p_stream text, p_group text, p_seconds double precision, p_figures jsonb, p_every_tenant boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.look_stream_v1(p_tenant text, p_stream text, p_group text, p_seconds double precision, p_figures jsonb, p_every_tenant boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.look_stream_v1(p_tenant text, p_stream text, p_group text, p_seconds double precision, p_figures jsonb, p_every_tenant boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.look_stream_v1(p_tenant text, p_stream text, p_group text, p_seconds double precision, p_figures jsonb, p_every_tenant boolean) TO helix_intake;
+GRANT ALL ON FUNCTION helix.look_stream_v1(p_tenant text, p_stream text, p_group text, p_seconds double precision, p_figures jsonb, p_every_tenant boolean) TO helix_delegate;
+
 -- Name: FUNCTION make_claimable(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.make_claimable(p_batch bigint[]) FROM PUBLIC;
@@ -15485,6 +15686,10 @@ REVOKE ALL ON FUNCTION helix.measure_queues() FROM PUBLIC;
 -- Name: FUNCTION measure_server(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.measure_server() FROM PUBLIC;
+
+-- Name: FUNCTION measure_streams(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.measure_streams() FROM PUBLIC;
 
 -- Name: FUNCTION move_blocked(p_batch bigint[], p_taken bigint[], p_worker text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16193,18 +16398,11 @@ GRANT ALL ON FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch in
 
 REVOKE ALL ON FUNCTION helix.reopen(p_batch bigint[], p_actor text, p_detail text) FROM PUBLIC;
 
--- Name: FUNCTION report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint, p_oldest_seconds double precision, p_deliveries bigint, p_vanished bigint); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb, p_ended boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint, p_oldest_seconds double precision, p_deliveries bigint, p_vanished bigint) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint, p_oldest_seconds double precision, p_deliveries bigint, p_vanished bigint) TO helix_operator;
-GRANT ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint, p_oldest_seconds double precision, p_deliveries bigint, p_vanished bigint) TO helix_submit;
-GRANT ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint, p_oldest_seconds double precision, p_deliveries bigint, p_vanished bigint) TO helix_intake;
-
--- Name: FUNCTION report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb); Type: ACL; Schema: helix; Owner: helix_engine
-
-REVOKE ALL ON FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb) TO helix_operator;
-GRANT ALL ON FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb) TO helix_intake;
+REVOKE ALL ON FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb, p_ended boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb, p_ended boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb, p_ended boolean) TO helix_intake;
 
 -- Name: FUNCTION rerun_at(p_fence helix.fence); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16421,6 +16619,12 @@ REVOKE ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce
 GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_operator;
 GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_submit;
 GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_work;
+
+-- Name: FUNCTION stream_groups_v1(p_seconds double precision, p_every_tenant boolean, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.stream_groups_v1(p_seconds double precision, p_every_tenant boolean, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.stream_groups_v1(p_seconds double precision, p_every_tenant boolean, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.stream_groups_v1(p_seconds double precision, p_every_tenant boolean, p_limit integer) TO helix_delegate;
 
 -- Name: FUNCTION submit_from_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_kind text[], p_name text[], p_id text[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16865,6 +17069,12 @@ GRANT SELECT ON TABLE helix.rollup TO helix_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.source TO helix_engine;
 GRANT SELECT ON TABLE helix.source TO helix_reader;
 GRANT SELECT ON TABLE helix.source TO helix_operator;
+
+-- Name: TABLE stream_group; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.stream_group TO helix_engine;
+GRANT SELECT ON TABLE helix.stream_group TO helix_reader;
+GRANT SELECT ON TABLE helix.stream_group TO helix_operator;
 
 -- Name: SEQUENCE tenant_turn_0; Type: ACL; Schema: helix; Owner: helix_owner
 

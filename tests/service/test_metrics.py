@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from helixqueue import AsyncHelixQueue, HelixQueue, Queue
-from helixqueue.engine import metrics
+from helixqueue.engine import metrics, streams
 from helixqueue.engine.metrics import SERIES_MAX
 from helixqueue.errors import NotPermitted
 from helixqueue.records.metric import FAMILIES, MetricRow
@@ -63,18 +63,10 @@ def test_service_exports_the_eight_required_metrics_under_their_names(site, lab)
     lab.pass_time(second.batch)
     lab.claim(1, lease_seconds=60)
     lab.complete(second)  # refused: it was reaped
-    lab.run(
-        metrics.report_intake(
-            tenant="a",
-            stream=f"in-{lab.q}",
-            pending={"c1": 3, "c2": 0},
-            lag=7,
-            oldest_seconds=12.5,
-            xack_failures=2,
-            deliveries=11,
-            vanished=1,
-        )
-    )
+    group = streams.StreamGroup("a", f"in-{lab.q}", "g")
+    figures = {"lag": 7, "oldest_seconds": 12.5, "readers": 2, "pending_by_consumer": {"c1": 3}}
+    lab.run(streams.store_look(group, seconds=1, figures=figures))
+    lab.run(streams.count_entries(group, deliveries=11, vanished=1, xack_failures=2))
     with site.client("metrics") as http:
         queue = {"tenant": "a", "queue": lab.q}
         wait_until(lambda: value(http, "helix_assign_conflict_total", **queue) == 1)
@@ -84,9 +76,10 @@ def test_service_exports_the_eight_required_metrics_under_their_names(site, lab)
         assert value(http, "helix_batches", **queue, state="COMPLETED") == 1
         assert value(http, "helix_batches", **queue, state="RUNNING") == 1
         assert value(http, "helix_submissions_total", **queue, decision="new") == 2
-        stream = {"tenant": "a", "stream": f"in-{lab.q}"}
-        assert value(http, "helix_stream_pending", **stream, consumer="c1") == 3
+        stream = {"tenant": "a", "stream": f"in-{lab.q}", "group": "g"}
         wait_until(lambda: value(http, "helix_xack_after_commit_failures", **stream) == 2)
+        wait_until(lambda: value(http, "helix_stream_readers", **stream) == 2)
+        assert value(http, "helix_stream_pending", **stream, consumer="c1") == 3
         assert value(http, "helix_stream_lag", **stream) == 7
         assert value(http, "helix_stream_oldest_seconds", **stream) == 12.5
         assert value(http, "helix_stream_deliveries_total", **stream) == 11

@@ -22,7 +22,9 @@ UNSEEN = {
     ),
     "an intake replaces it within seconds": (
         "intake.tenant intake.stream intake.consumer intake.group_name intake.started_at "
-        "intake.seen_at intake.figures intake.problem"
+        "intake.seen_at intake.ended_at intake.figures intake.problem stream_group.tenant "
+        "stream_group.stream stream_group.group_name stream_group.first_at stream_group.looked_at "
+        "stream_group.figures"
     ),
     "at worst a dead letter comes early, or some tries late": (
         "intake_failure.hash intake_failure.tenant intake_failure.tries intake_failure.last_at"

@@ -281,6 +281,7 @@ def deliver_every_way(a: SqlClient) -> None:
         "report_stream_v1", tenant="a", stream="in", group="g", consumer="c",
         started_at="2026-01-01Z", problem=None, figures="{}",
     )  # fmt: skip
+    a.call("look_stream_v1", tenant="a", stream="in", group="g", seconds=0, figures="{}")
 
 
 def letters(name: str, body: str, *sources: str, tenant: str = "a") -> dict[str, Any]:

@@ -190,14 +190,21 @@ class StreamLab:
 
 
 def intake_process(
-    stream: StreamLab, tmp_path: Path, *, count: int = 32, **environment: str
+    stream: StreamLab,
+    tmp_path: Path,
+    *,
+    count: int = 32,
+    consumer: str = "c1",
+    idle: float = 0.2,
+    pooled: bool = False,
+    **environment: str,
 ) -> subprocess.Popen[str]:
     """`helixq intake run` as a process of its own."""
-    config = tmp_path / "intake.toml"
+    config = tmp_path / f"{consumer}.toml"
     config.write_text(
-        f'stream = "{stream.stream}"\ngroup = "g"\nconsumer = "c1"\ntenant = "a"\n'
-        f'queues = ["{stream.queue}"]\nredis = "{stream.url}"\nblock = 0.05\nidle = 0.2\n'
-        f"count = {count}\n",
+        f'stream = "{stream.stream}"\ngroup = "g"\nconsumer = "{consumer}"\ntenant = "a"\n'
+        f'queues = ["{stream.queue}"]\nredis = "{stream.url}"\nblock = 0.05\nidle = {idle}\n'
+        f"count = {count}\npooled = {str(pooled).lower()}\n",
         encoding="utf-8",
     )
     command = [sys.executable, "-m", "helixqueue", "intake", "run", "--config", str(config)]

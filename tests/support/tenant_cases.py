@@ -37,6 +37,7 @@ def deliver_for_b(b):
     b.call("write_letters_v1", **letters(f"{WORD}-stream", WORD, f"{WORD}-2-1", tenant="b"))
     b.call("count_try_v1", tenant="b", kind="stream", name=f"{WORD}-stream", source="3-1")
     b.call("report_stream_v1", **report())
+    b.call("look_stream_v1", **group("b"), seconds=0, figures='{"lag": 1}')
 
 
 def from_stream(entry, identity):
@@ -45,6 +46,10 @@ def from_stream(entry, identity):
         "kind": ["stream"], "name": [f"{WORD}-stream"], "id": [entry], "identity": [identity],
         "payload": ["{}"],
     }  # fmt: skip
+
+
+def group(tenant):
+    return {"tenant": tenant, "stream": f"{WORD}-stream", "group": f"{WORD}-group"}
 
 
 def report(problem=None):
@@ -410,7 +415,8 @@ CASES = {
         "tenant": "b", "feed": "shared", "actor": "eve", "reason": "x", "paused": True,
     },
     "set_duty_v1": lambda _: {"duty": "reap", "every_seconds": 86400},
-    "report_intake_v1": lambda _: {
-        "tenant": "b", "stream": "samples", "consumer": ["c"], "pending": [1], "lag": 1,
-    },
+    "knows_group_v1": lambda _: group("b"),
+    "count_stream_v1": lambda _: group("b") | {"deliveries": 9},
+    "look_stream_v1": lambda _: group("b") | {"seconds": 0, "figures": '{"lag": 9}'},
+    "stream_groups_v1": lambda _: {"seconds": 0},
 }  # fmt: skip

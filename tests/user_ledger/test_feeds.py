@@ -8,14 +8,18 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from helixqueue import AsyncHelixQueue, HelixQueue, Queue, Refused
+from helixqueue import AsyncHelixQueue, HelixQueue, Queue, Refused, Unavailable
+from helixqueue.engine import ledgers
 from helixqueue.failpoints import FEED_POINTS
+from helixqueue.postgres.database import Database
+from helixqueue.postgres.transaction_bounds import TransactionBound
 from helixqueue.records.lease import Settlement
 from tests.user_ledger.conftest import DISPATCH
 
@@ -90,6 +94,36 @@ def test_killed_consumer_leaves_one_effect_per_event(helix, dispatch, database, 
     subprocess.run(command, check=True)
     delivered = keys(database, feed.name)
     assert sorted(delivered) == sorted(dispatch.history(f"k-{n}")[0].key for n in range(3))
+
+
+def test_feed_goes_to_the_next_consumer_when_one_reads_nothing(helix, dispatch, database):
+    """It took the event and then reads no answer, over a Unix socket: no server setting ends it."""
+    dispatch.append("stuck", 1, "REQUESTED")
+    feed = helix.feed("stuck", ledger=dispatch.name)
+    with Database.connect(database.dsn("app_a"), pooled=True) as frozen:
+        frozen.connection.execute("begin")
+        frozen.run(TransactionBound(silent=1.0).call())
+        assert len(frozen.run(ledgers.take_feed(tenant="a", feed=feed.name, limit=1))) == 1
+        frozen.connection.pgconn.send_query(b"select repeat('x', 16 * 1024 * 1024)")
+        frozen.connection.pgconn.flush()
+        assert consume(feed) == []
+        events = feed.events()
+        assert next(events).entity == "stuck"
+        with feed.transaction():
+            pass
+        events.close()
+
+
+def test_consumer_that_is_silent_for_too_long_loses_its_transaction(helix, dispatch):
+    dispatch.append("silent", 1, "REQUESTED")
+    feed = helix.feed("silent", ledger=dispatch.name)
+    events = feed.events(effect_seconds=0.2)
+    next(events)
+    time.sleep(0.5)
+    with pytest.raises(Unavailable, match="idle-in-transaction"), feed.transaction() as tx:
+        tx.execute("select 1")
+    events.close()
+    assert consume(feed) == [("silent", 1, "REQUESTED")]
 
 
 def test_event_that_commits_late_is_not_skipped(helix, dispatch, database):

@@ -275,6 +275,30 @@ def test_rows_of_the_handler_and_completion_are_one_commit(helix, database, name
     assert (helix.state(good), helix.state(bad)) == (State.COMPLETED, State.FAILED)
 
 
+def test_handler_silent_in_its_transaction_for_longer_than_its_lease_is_rolled_back(
+    helix, database, name
+):
+    """As one that is frozen: the rows and keys that it locked are free again."""
+    queue = Queue(name, lease=1, max_attempts=2, backoff=0.01)
+
+    @queue.handler
+    def run(lease: Lease):
+        with lease.transaction() as tx:
+            tx.execute(
+                "insert into public.effect (queue, identity) values (%s, %s)",
+                (name, lease.identity),
+            )
+            tx.submit(name, identity="next", payload={})
+            if lease.attempt == 1 and lease.identity == "first":
+                time.sleep(1.5)
+            return tx.complete({})
+
+    submitted = helix.submit(queue, identity="first", payload={})
+    helix.work(queue, until_idle=True)
+    assert effects(database, name) == {"first": 1, "next": 1}
+    assert [e.reason for e in helix.history(submitted.receipt)].count("started") == 2
+
+
 def test_transaction_can_fail_the_attempt_and_keep_its_rows(helix, database, name):
     queue = Queue(name)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Intakes of Redis Streams: run, status.")
 NO_SERVICE = "an intake works on a database; run it with --dsn or --data"
 STALE_SECONDS: Final = 30.0  # without a report for so long, an intake counts as gone
+HEALTHY: Final = ("reading", "stopped")
 
 
 Config = Annotated[
@@ -161,12 +162,15 @@ def _status(
     tenant: options.Tenant = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what each intake last reported. Exit code 1: one does not read, or is gone."""
+    """Show intakes, and what Redis said last about their groups.
+
+    Exit code 1: an intake does not read, or is gone.
+    """
     with connection.open_database() as database:
         name = connection.tenant_to_read(database, tenant)
         rows = database.run(letters.intakes(tenant=name))
         counts = database.run(letters.letter_counts(tenant=name))
-    healthy = all(_state(row) == "reading" for row in rows)
+    healthy = all(_state(row) in HEALTHY for row in rows)
     open_letters = sum(count for (status, _), count in counts.items() if status == "open")
     if as_json:
         intakes = [shapes.plain(row) | {"state": _state(row)} for row in rows]
@@ -180,12 +184,13 @@ def _status(
                 "lag",
                 "pending",
                 "oldest",
+                "looked",
                 "delivered",
                 "vanished",
                 "letters",
             ),
             [_row(row) for row in rows],
-            ["" if _state(row) == "reading" else "bold red" for row in rows],
+            ["" if _state(row) in HEALTHY else "bold red" for row in rows],
             empty="no intakes",
         )
         for row in rows:
@@ -205,6 +210,8 @@ command(app, "status", example="helixq intake status")(
 
 
 def _state(row: IntakeRow) -> str:
+    if row.ended_at is not None:
+        return "stopped"
     if row.age_seconds > STALE_SECONDS:
         return "gone"
     return "reading" if row.problem is None else "waiting"
@@ -212,7 +219,7 @@ def _state(row: IntakeRow) -> str:
 
 def _row(row: IntakeRow) -> tuple[str, ...]:
     figures = row.figures
-    oldest = figures.get("oldest_seconds")
+    oldest, looked = figures.get("oldest_seconds"), figures.get("looked_seconds")
     return (
         row.stream,
         f"{row.group}/{row.consumer}",
@@ -220,6 +227,7 @@ def _row(row: IntakeRow) -> tuple[str, ...]:
         "?" if figures.get("lag") is None else str(figures["lag"]),
         str(figures.get("pending", "?")),
         "" if oldest is None else f"{oldest:.0f} s",
+        "" if looked is None else f"{looked:.0f} s ago",
         str(figures["read"]),
         str(figures["vanished"]),
         str(figures["letters"]),

@@ -102,6 +102,15 @@ PolicyFile = Annotated[
     typer.Option("--policy", metavar="FILE", help="idempotency.yml for the service's own writes."),
 ]
 
+RedisOption = Annotated[
+    str | None,
+    typer.Option(
+        "--redis",
+        metavar="URL",
+        parser=options.redis_url,
+        help="Redis of stream intakes: the service reads lag and age for its metrics.",
+    ),
+]
 
 ConnectionsOption = Annotated[
     int,
@@ -148,6 +157,7 @@ def _serve(
     key: options.Key = None,
     seal_to: SealTo = None,
     seal_every: SealEvery = 3600.0,
+    redis: RedisOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the URL as JSON.")] = False,
 ) -> None:
     """Serve the HTTP API until a signal.
@@ -191,5 +201,6 @@ def _serve(
         keys=find_keys(key),
         seal_to=seal_to,
         seal_seconds=seal_every,
+        redis=redis,
     )
     serve(settings, create_app, host=host, port=port, listening=listening, warn=show.warning)

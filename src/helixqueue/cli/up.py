@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -159,6 +160,8 @@ def _run(invocation: UpOptions) -> Exit:
         check_database(settings, warn=show.warning, unreachable=lambda _: None)
         _configure_logs(found)
         intake = _intake(invocation, found)
+        if intake is not None:
+            settings = replace(settings, redis=intake.redis)
         children = _children(invocation, found, intake)
         if invocation.as_json:
             for child in children:

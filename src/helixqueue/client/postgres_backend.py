@@ -15,6 +15,7 @@ from helixqueue.operations.steps import Sleep, Step, run_steps, run_steps_async
 from helixqueue.postgres.caller_transaction import run_within, run_within_async
 from helixqueue.postgres.database import AsyncDatabase, Database
 from helixqueue.postgres.pool import AsyncPool, Pool
+from helixqueue.postgres.transaction_bounds import limited_transaction, limited_transaction_async
 
 if TYPE_CHECKING:
     from helixqueue.client.asynchronous import AsyncHelixQueue
@@ -120,6 +121,9 @@ class PostgresBackend(_PostgresBase):
         if step.within is not None:
             return run_within(step.within, step.call)
         with self.pool.database() as database:
+            if step.call.is_chunk:
+                with limited_transaction(database):
+                    return database.run(step.call)
             return database.run(step.call)
 
     def declare(self, queue: Queue[Any, Any] | str) -> None:
@@ -169,6 +173,9 @@ class AsyncPostgresBackend(_PostgresBase):
         if step.within is not None:
             return await run_within_async(step.within, step.call)
         async with self.pool.database() as database:
+            if step.call.is_chunk:
+                async with limited_transaction_async(database):
+                    return await database.run(step.call)
             return await database.run(step.call)
 
     async def declare(self, queue: Queue[Any, Any] | str) -> None:

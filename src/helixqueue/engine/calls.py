@@ -40,6 +40,7 @@ _ENCODERS: Final = {"priority": plain, "run_at": times, "expires_at": times}
 
 # Limits of one call; the caller splits larger sets into chunks.
 SUBMIT_ROWS_MAX = 10_000
+CHUNK_ROWS = 100  # from here on, three more round trips do not matter
 LEASES_MAX = 1_000
 
 
@@ -70,6 +71,7 @@ def submit(
             *encoded,
         ),
         read_submitted,
+        is_chunk=len(rows) >= CHUNK_ROWS,
     )
 
 

@@ -305,12 +305,6 @@ def count_open() -> Call[list[FenceCount]]:
     )
 
 
-def bound_transaction(seconds: float) -> Call[None]:
-    """Let the server end the transaction of this call if its client freezes or takes too long."""
-    milliseconds = str(round(seconds * 1000))
-    return Call(_SQL["bound_transaction"], (milliseconds, milliseconds), lambda _: None)
-
-
 @dataclass(frozen=True, slots=True)
 class SweepLag:
     """Seconds by which housekeeping is behind. Every claim checks the clock itself."""

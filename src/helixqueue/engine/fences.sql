@@ -84,13 +84,6 @@ order by call.position;
 -- For gauges: the fences that have not ended by name and state, and the age in seconds of the oldest.
 select c.name, c.state, c.number, c.seconds from helix.read_fence_counts_v1() c;
 
--- name: bound_transaction
--- A client that freezes in its transaction keeps the fence; the server ends the transaction. Set by a
--- function, because the parameter of a SET cannot be bound. Before PostgreSQL 17 only idle time is bounded.
-select pg_catalog.set_config('idle_in_transaction_session_timeout', %s::text, true),
-       case when pg_catalog.current_setting('server_version_num')::int >= 170000
-            then pg_catalog.set_config('transaction_timeout', %s::text, true) end;
-
 -- name: sweep_lag
 -- For gauges: the seconds by which housekeeping is behind with leases, answers and tombstones.
 select l.leases, l.answers, l.tombstones from helix.read_fence_lag_v1() l;

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from helixqueue.engine.arrays import json_texts, numbers, texts
+from helixqueue.engine.calls import CHUNK_ROWS
 from helixqueue.engine.cursors import (
     INT4_MAX,
     after_number,
@@ -68,7 +69,12 @@ def append(
         *(tenant, ledger, actor, texts(entity), numbers(seq), texts(kind), json_texts(payload)),
         None if set(node) == {None} else texts(node),
     )
-    return Call(_SQL["append"], args, lambda answers: _appended(answers, len(rows)))
+    return Call(
+        _SQL["append"],
+        args,
+        lambda answers: _appended(answers, len(rows)),
+        is_chunk=len(rows) >= CHUNK_ROWS,
+    )
 
 
 def _appended(rows: list[Row], count: int) -> list[AppendedRow]:

@@ -76,10 +76,11 @@ def report_intake(
     started_at: datetime,
     problem: str | None,
     figures: Mapping[str, Any],
+    ended: bool = False,
 ) -> Call[None]:
     return Call(
         _SQL["report"],
-        (tenant, stream, group, consumer, started_at, problem, json.dumps(figures)),
+        (tenant, stream, group, consumer, started_at, problem, json.dumps(figures), ended),
         lambda _: None,
     )
 
@@ -173,7 +174,8 @@ def _read_letter(row: Row) -> LetterRow:
 
 
 def _read_intake(row: Row) -> IntakeRow:
-    tenant, stream, group, consumer, started_at, seen_at, age, problem, figures = row
+    tenant, stream, group, consumer, started_at, seen_at, ended_at, age, problem, figures = row
     return IntakeRow(
-        tenant, stream, group, consumer, started_at, seen_at, age, problem, json.loads(figures)
+        *(tenant, stream, group, consumer, started_at, seen_at, ended_at, age, problem),
+        figures=json.loads(figures),
     )

@@ -17,7 +17,7 @@ select helix.clear_tries_v1(%s::text, %s::text, %s::text, %s::text);
 -- name: report
 -- Stores the state of an intake.
 select helix.report_stream_v1(%s::text, %s::text, %s::text, %s::text, %s::timestamptz, %s::text,
-                              %s::jsonb);
+                              %s::jsonb, %s::boolean);
 
 -- name: redrive
 -- Submits a letter's message and closes the letter.
@@ -54,6 +54,6 @@ select c.status, c.reason, c.letters from helix.read_letter_counts_v1(%(tenant)s
 
 -- name: intakes
 -- Intakes as they last reported.
-select i.tenant, i.stream, i.group_name, i.consumer, i.started_at, i.seen_at, i.age_seconds, i.problem,
+select i.tenant, i.stream, i.group_name, i.consumer, i.started_at, i.seen_at, i.ended_at, i.age_seconds, i.problem,
        i.figures::text
 from helix.read_intakes_v1(%(tenant)s::text) i;

@@ -44,26 +44,6 @@ def read_metrics(*, every_tenant: bool = False) -> Call[list[MetricRow]]:
     )
 
 
-def report_intake(
-    *,
-    tenant: str,
-    stream: str,
-    pending: dict[str, int],
-    lag: int | None = None,
-    oldest_seconds: float | None = None,
-    xack_failures: int = 0,
-    deliveries: int = 0,
-    vanished: int = 0,
-) -> Call[None]:
-    """Report a consumer group; the last three are numbers since the last report."""
-    counts = (xack_failures, oldest_seconds, deliveries, vanished)
-    return Call(
-        _SQL["report_intake"],
-        (tenant, stream, list(pending), list(pending.values()), lag, *counts),
-        lambda _: None,
-    )
-
-
 def list_findings(*, open_only: bool = True, limit: int = 100) -> Call[Sequence[ReconcileFinding]]:
     return Call(
         _SQL["list_findings"],

@@ -4,11 +4,6 @@
 -- The series of the session's tenants, or of all tenants.
 select m.tenant, m.name, m.queue, m.label, m.value from helix.read_metrics_v1(%s::boolean, %s::int) m;
 
--- name: report_intake
--- What a stream intake knows about its consumer group.
-select helix.report_intake_v1(%s::text, %s::text, %s::text[], %s::bigint[], %s::bigint, %s::bigint,
-                              %s::double precision, %s::bigint, %s::bigint);
-
 -- name: list_findings
 -- What the reconciliation found: open first, then newest first.
 select f.kind, f.queue, f.tenant, f.batch, f.found_at, f.seen_at, f.cleared_at, f.detail

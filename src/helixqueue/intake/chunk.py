@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import psycopg
-
-from helixqueue.engine import calls, letters
+from helixqueue.engine import calls, letters, streams
 from helixqueue.engine.call_set import POSTGRES_CALLS
 from helixqueue.errors import HelixError, NotPermitted, Refused, Unavailable
 from helixqueue.failpoints import failpoint
@@ -28,14 +27,14 @@ from helixqueue.operations.message import (
 from helixqueue.operations.prepare import prepare
 from helixqueue.operations.steps import Execute, run_steps
 from helixqueue.postgres.database import Database
-from helixqueue.postgres.sqlstate import translate
+from helixqueue.postgres.transaction_bounds import limited_transaction
 from helixqueue.records.submission import Source, SubmissionRow
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from helixqueue.intake.figures import IntakeCounters
+    from helixqueue.intake.figures import IntakeCounters, StreamSnapshot
     from helixqueue.intake.settings import IntakeSettings
     from helixqueue.intake.stream import Entry
     from helixqueue.operations.prepare import KnownQueue
@@ -71,6 +70,7 @@ class ChunkWriter:
             actor=f"intake {settings.group}/{settings.consumer}"[:200],
             retry_seconds=0,
         )
+        self._group = streams.StreamGroup(settings.tenant, settings.stream, settings.group)
         self._await_until = time.monotonic() + settings.await_queues
 
     def close(self) -> None:
@@ -79,39 +79,40 @@ class ChunkWriter:
             self._database = None
 
     def run(self, call: Call[T]) -> T:
-        """Run one call in its own transaction; a broken connection is replaced at the next."""
+        """Run one call in its own transaction."""
+        with self._transaction() as database:
+            return database.run(call)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Database]:
+        """A transaction with limits; a broken connection is replaced at the next."""
+        database = self._connection()
         try:
-            return self._connection().run(call)
+            with limited_transaction(database):
+                yield database
         except HelixError:
-            self._drop_broken()
+            if database.connection.broken:
+                self.close()
             raise
 
     def _connection(self) -> Database:
         if self._database is None:
             self._database = Database.connect(
-                self._dsn(), statement_seconds=STATEMENT_SECONDS, tenant=self._settings.tenant
+                self._dsn(),
+                pooled=self._settings.pooled,
+                statement_seconds=STATEMENT_SECONDS,
+                tenant=self._settings.tenant,
             )
         return self._database
-
-    def _drop_broken(self) -> None:
-        if self._database is not None and self._database.connection.broken:
-            self.close()
 
     def write(self, entries: Sequence[Entry], counters: IntakeCounters, *, alone: bool) -> None:
         """Commit the decisions about these entries; raises if nothing was committed."""
         chunk = self._sort(entries)
         failpoint("intake.write")
-        database = self._connection()
-        try:
-            with database.connection.transaction():
-                decisions = self._write_within(database, chunk, entries if alone else ())
-                failpoint("intake.commit")
-        except psycopg.Error as error:  # of BEGIN or COMMIT
-            self._drop_broken()
-            raise translate(error) from error
-        except HelixError:
-            self._drop_broken()
-            raise
+        with self._transaction() as database:
+            database.run(streams.count_entries(self._group, deliveries=len(entries)))
+            decisions = self._write_within(database, chunk, entries if alone else ())
+            failpoint("intake.commit")
         failpoint("intake.committed")
         counters.new += decisions.count("new")
         counters.duplicate += decisions.count("duplicate")
@@ -207,8 +208,11 @@ class ChunkWriter:
 
     def write_vanished(self, ids: Sequence[str]) -> int:
         """Record entries that were deleted while pending; returns how many were a loss."""
-        written = self.run(self._letters_call([vanished_letter(entry) for entry in ids]))
-        return sum(letter is not None for letter in written)
+        with self._transaction() as database:
+            written = database.run(self._letters_call([vanished_letter(entry) for entry in ids]))
+            lost = sum(letter is not None for letter in written)
+            database.run(streams.count_entries(self._group, vanished=lost))
+        return lost
 
     def _letters_call(self, new: Sequence[NewLetter]) -> Call[list[int | None]]:
         return letters.write_letters(
@@ -230,8 +234,22 @@ class ChunkWriter:
         """Make a letter of an entry that failed too often."""
         poison = Poison("failures", f"failed {tries} times while the database answered: {error}")
         letter = letter_of(entry.id, encode_fields(entry.fields), poison)
-        self.run(self._letters_call([letter]))
-        self.run(letters.clear_tries(tenant=self._settings.tenant, source=self.source(entry.id)))
+        source = self.source(entry.id)
+        with self._transaction() as database:
+            database.run(streams.count_entries(self._group, deliveries=1))
+            database.run(self._letters_call([letter]))
+            database.run(letters.clear_tries(tenant=self._settings.tenant, source=source))
+
+    def knows_group(self) -> bool:
+        """Whether an intake has read this group before."""
+        return self.run(streams.knows_group(self._group))
+
+    def store_look(self, snapshot: StreamSnapshot, seconds: float) -> None:
+        """Store what Redis said about the group so many seconds ago."""
+        self.run(streams.store_look(self._group, seconds=seconds, figures=asdict(snapshot)))
+
+    def count_xack_failures(self, failures: int) -> None:
+        self.run(streams.count_entries(self._group, xack_failures=failures))
 
     def check_schema(self) -> None:
         """Fail at the start for a missing queue or a login without the functions."""

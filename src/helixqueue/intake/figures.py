@@ -1,13 +1,12 @@
-"""Counters of one intake process, and a snapshot of its stream; both go into its report.
+"""Counters of one intake process, and what a look at Redis finds about a consumer group.
 
-`helix_stream_pending` is `pending_by_consumer`, `helix_xack_after_commit_failures` is
-`xack_failures`, `helix_stream_deliveries_total` is `read`.
+`helix_stream_pending` is `pending_by_consumer`; the other gauges of streams have these names too.
+The counters of /metrics are not these: they are counted in the transactions that decide.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -33,13 +32,9 @@ class IntakeCounters:
 class StreamSnapshot:
     """The state of the consumer group."""
 
-    length: int = 0
-    pending: int = 0
-    lag: int | None = None  # entries not delivered yet; unknown on Redis 6.2
-    oldest_seconds: float | None = None  # age of the oldest entry without acknowledgement
+    length: int
+    pending: int
+    lag: int | None  # entries not delivered yet; unknown on Redis 6.2
+    oldest_seconds: float | None  # age of the oldest entry without acknowledgement
+    readers: int  # consumers that have read lately
     pending_by_consumer: dict[str, int] = field(default_factory=dict)
-
-
-def report_of(counters: IntakeCounters, snapshot: StreamSnapshot | None) -> dict[str, Any]:
-    """Return the figures of a report."""
-    return asdict(counters) | ({} if snapshot is None else asdict(snapshot))

@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 import random
 import time
-from dataclasses import replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from helixqueue.engine import letters, metrics
+from helixqueue.engine import letters
 from helixqueue.errors import HelixError, NotPermitted, Retryable, SchemaMismatch, Unavailable
 from helixqueue.failpoints import failpoint
 from helixqueue.intake.chunk import ChunkWriter
-from helixqueue.intake.figures import IntakeCounters, report_of
+from helixqueue.intake.figures import IntakeCounters
 from helixqueue.intake.stream import Claimed, RedisUnavailable, StreamConsumer
 from helixqueue.operations.chunks import chunks
 
@@ -62,7 +62,7 @@ class Intake:
         self._claim_at = self._report_at = self._upkeep_at = 0.0
         self._failures = 0
         self._idle = False
-        self._reported = IntakeCounters()
+        self._xack_failures = 0  # that are not counted in the database
 
     def run(self, *, until_idle: bool = False) -> None:
         """Run until `stop` or, with `until_idle`, until a read finds nothing.
@@ -77,7 +77,7 @@ class Intake:
                     break
             self._finish()
         finally:
-            self._report()
+            self._report(ended=True)
             self.close()
 
     def close(self) -> None:
@@ -94,7 +94,8 @@ class Intake:
 
     def _start(self) -> None:
         self._writer.check_schema()
-        self._stream.create_group()
+        self._stream.create_group(first=not self._writer.knows_group())
+        self._look()  # stored before the first read: from then on the group is known
         after = "0"
         while not self._stop.is_set():
             found = self._stream.read_own(after)
@@ -109,7 +110,7 @@ class Intake:
         now = time.monotonic()
         if now >= self._report_at:
             self._report_at = now + self.settings.report
-            self.snapshot = self._stream.snapshot()
+            self._look()
             self._report()
         if now >= self._upkeep_at:
             self._upkeep_at = now + UPKEEP_SECONDS
@@ -220,6 +221,7 @@ class Intake:
             self._stream.acknowledge(self._unacknowledged)
         except RedisUnavailable:
             self.counters.xack_failures += 1
+            self._xack_failures += 1
             raise
         self.counters.acknowledged += len(self._unacknowledged)
         self._unacknowledged.clear()
@@ -262,6 +264,9 @@ class Intake:
                 ):
                     raise
                 self._trouble(str(error))
+                if retryable:  # another transaction holds a row; figures stay current meanwhile
+                    self._look()
+                    self._report()
                 self._pause()
             else:
                 if failures:
@@ -279,8 +284,15 @@ class Intake:
         most = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10))
         self._stop.wait(random.uniform(most / 2, most))  # noqa: S311 - spreads retries
 
-    def _report(self) -> None:
-        """Store the figures; a report that fails is only logged."""
+    def _look(self) -> None:
+        """Store what Redis says about the group."""
+        looked_at = time.monotonic()
+        self.snapshot = self._stream.snapshot()
+        if self.snapshot is not None:
+            self._writer.store_look(self.snapshot, time.monotonic() - looked_at)
+
+    def _report(self, *, ended: bool = False) -> None:
+        """Store the state of this process; a report that fails is only logged."""
         settings = self.settings
         try:
             self._writer.run(
@@ -291,24 +303,13 @@ class Intake:
                     consumer=settings.consumer,
                     started_at=self._started_at,
                     problem=self.problem,
-                    figures=report_of(self.counters, self.snapshot),
+                    figures=asdict(self.counters),
+                    ended=ended,
                 )
             )
-            if self.snapshot is not None:
-                counters, before = replace(self.counters), self._reported
-                self._writer.run(
-                    metrics.report_intake(
-                        tenant=settings.tenant,
-                        stream=settings.stream,
-                        pending=self.snapshot.pending_by_consumer,
-                        lag=self.snapshot.lag,
-                        oldest_seconds=self.snapshot.oldest_seconds,
-                        xack_failures=counters.xack_failures - before.xack_failures,
-                        deliveries=counters.read - before.read,
-                        vanished=counters.vanished - before.vanished,
-                    )
-                )
-                self._reported = counters
+            if self._xack_failures:
+                self._writer.count_xack_failures(self._xack_failures)
+                self._xack_failures = 0
         except HelixError as error:
             LOG.info("the report was not stored: %s", error)
 

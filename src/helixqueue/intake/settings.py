@@ -52,6 +52,7 @@ class IntakeSettings:
     keep_letters: float = 0.0  # seconds until a dead letter is emptied; 0: never
     forget_consumers: float = 86_400.0  # idle consumers without pending entries are removed
     report: float = 5.0  # seconds between reports to the database
+    pooled: bool = False  # the database is reached through pgbouncer in transaction mode
 
     def __post_init__(self) -> None:
         check_name("tenant", self.tenant)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SOCKET_SECONDS: Final = 10.0
 ACK_IDS: Final = 1_000
+READER_SECONDS: Final = 90.0  # a consumer that waits for entries reads at least this often
 _PAGE = 100
 # Deletes a consumer only while nothing is pending for it: XGROUP DELCONSUMER discards its list.
 _FORGET = """
@@ -97,11 +98,16 @@ class StreamConsumer:
             except _NoGroup as error:
                 raise RedisUnavailable("the consumer group was deleted again") from error
 
-    def create_group(self) -> None:
-        """Create the group, and the stream if there is none."""
+    def create_group(self, *, first: bool = False) -> None:
+        """Create the group, and the stream if there is none.
+
+        `start` of the settings holds the first time. A group that Redis lost begins at the first
+        entry: what arrived since was not read.
+        """
+        start = self._settings.start if first else "0"
         try:
             self._client.execute_command(  # type: ignore[no-untyped-call]
-                "XGROUP", "CREATE", self._key, self._group, self._settings.start, "MKSTREAM"
+                "XGROUP", "CREATE", self._key, self._group, start, "MKSTREAM"
             )
         except redis.ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):
@@ -189,18 +195,22 @@ class StreamConsumer:
             for at in range(0, len(ids), ACK_IDS):
                 self._do("XACK", self._key, self._group, *ids[at : at + ACK_IDS])
 
-    def snapshot(self) -> StreamSnapshot:
+    def snapshot(self) -> StreamSnapshot | None:
+        """Read what Redis says about the group; None if it has no such stream or group."""
         now = int(self._do("TIME")[0])
         try:
             groups = [_pairs(row) for row in self._do("XINFO", "GROUPS", self._key)]
+            total, least, _, consumers = self._do("XPENDING", self._key, self._group)
+            readers = [
+                _pairs(row) for row in self._do("XINFO", "CONSUMERS", self._key, self._group)
+            ]
+        except _NoGroup:
+            return None
         except RedisUnavailable as error:
             if "no such key" in str(error):
-                return StreamSnapshot()
+                return None
             raise
-        own = next((group for group in groups if group["name"] == self._group.encode()), None)
-        if own is None:
-            return StreamSnapshot(length=int(self._do("XLEN", self._key)))
-        total, least, _, consumers = self._do_in_group("XPENDING", self._key, self._group)
+        own = next(group for group in groups if group["name"] == self._group.encode())
         oldest = [] if least is None else [least.decode()]
         last = own["last-delivered-id"].decode()
         unread = self._do("XRANGE", self._key, f"({last}", "+", "COUNT", 1)
@@ -212,6 +222,7 @@ class StreamConsumer:
             pending=int(total),
             lag=None if lag is None else int(lag),
             oldest_seconds=round(max(0.0, *ages), 3) if ages else None,
+            readers=sum(int(reader["idle"]) < READER_SECONDS * 1000 for reader in readers),
             pending_by_consumer={
                 name.decode("utf-8", "backslashreplace"): int(count)
                 for name, count in (consumers or [])[:_PAGE]
@@ -225,7 +236,7 @@ class StreamConsumer:
             milliseconds, number = entry_order(group["last-delivered-id"].decode())
             needed.append((milliseconds, number + 1))
             if int(group["pending"]):
-                least = self._do("XPENDING", self._key, group["name"])[1]
+                least = self._do_in_group("XPENDING", self._key, group["name"])[1]
                 needed += [] if least is None else [entry_order(least.decode())]
         if not needed:
             return 0
@@ -235,7 +246,7 @@ class StreamConsumer:
     def forget_consumers(self, idle_seconds: float) -> int:
         """Delete consumers that are long idle and have nothing pending."""
         idle, forgotten = round(idle_seconds * 1000), 0
-        for row in self._do("XINFO", "CONSUMERS", self._key, self._group):
+        for row in self._do_in_group("XINFO", "CONSUMERS", self._key, self._group):
             facts = _pairs(row)
             name = facts["name"]
             if name == self._settings.consumer.encode():

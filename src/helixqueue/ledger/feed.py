@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from helixqueue.engine import ledgers
@@ -24,6 +25,7 @@ from helixqueue.failpoints import failpoint
 from helixqueue.ledger.remote_feed import RemoteFeed
 from helixqueue.operations import feeds
 from helixqueue.postgres.caller_transaction import translating
+from helixqueue.postgres.transaction_bounds import END_OVERDUE, TransactionBound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from helixqueue.records.ledger import FeedEvent
 
 POLL_SECONDS: Final = 0.2
+EFFECT_SECONDS: Final = 60.0
+OVERDUE_SECONDS: Final = 5.0  # between two looks of a waiting consumer at overdue transactions
 _UNUSED = "expected `with feed.transaction()` for each event or page of the feed, got none"
 
 
@@ -63,20 +67,31 @@ class Feed(RemoteFeed):
         """Wait for events and yield them one at a time, without end."""
         return self.events()
 
-    def events(self, *, until_idle: bool = False) -> Iterator[FeedEvent]:
+    def events(
+        self, *, until_idle: bool = False, effect_seconds: float = EFFECT_SECONDS
+    ) -> Iterator[FeedEvent]:
         """Yield one event at a time; with `until_idle`, until there is none."""
-        for page in self.pages(1, until_idle=until_idle):
+        for page in self.pages(1, until_idle=until_idle, effect_seconds=effect_seconds):
             yield page[0]
 
-    def pages(self, size: int = 500, *, until_idle: bool = False) -> Iterator[list[FeedEvent]]:
+    def pages(
+        self,
+        size: int = 500,
+        *,
+        until_idle: bool = False,
+        effect_seconds: float = EFFECT_SECONDS,
+    ) -> Iterator[list[FeedEvent]]:
         """Yield up to `size` events at a time: one transaction for each page."""
         take = ledgers.take_feed(
             tenant=self._operations.tenant, feed=self.name, limit=feeds.demand_page(size)
         )
+        limits = TransactionBound(silent=effect_seconds).call()
+        look_at = monotonic() + OVERDUE_SECONDS
         while True:
             with self._connection() as database:
                 database.connection.set_autocommit(False)
                 try:
+                    database.run(limits)
                     page = database.run(take)
                     if page:
                         failpoint("feed.taken")
@@ -89,6 +104,9 @@ class Feed(RemoteFeed):
                     if not database.connection.closed:
                         database.connection.rollback()
                         database.connection.set_autocommit(True)
+                if not page and monotonic() > look_at:
+                    database.run(END_OVERDUE)  # another consumer may have frozen
+                    look_at = monotonic() + OVERDUE_SECONDS
             if not page:
                 if until_idle:
                     return
@@ -106,6 +124,7 @@ class Feed(RemoteFeed):
                 failpoint("feed.effect")
                 connection.commit()
         except BaseException:
-            connection.rollback()
+            if not connection.closed:
+                connection.rollback()
             raise
         failpoint("feed.committed")

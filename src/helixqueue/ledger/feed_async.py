@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from helixqueue.engine import ledgers
@@ -23,6 +24,7 @@ from helixqueue.failpoints import failpoint
 from helixqueue.ledger.remote_feed_async import AsyncRemoteFeed
 from helixqueue.operations import feeds
 from helixqueue.postgres.caller_transaction import translating
+from helixqueue.postgres.transaction_bounds import END_OVERDUE, TransactionBound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from helixqueue.records.ledger import FeedEvent
 
 POLL_SECONDS: Final = 0.2
+EFFECT_SECONDS: Final = 60.0
+OVERDUE_SECONDS: Final = 5.0  # between two looks of a waiting consumer at overdue transactions
 _UNUSED = "expected `async with feed.transaction()` for each event or page of the feed, got none"
 
 
@@ -62,22 +66,31 @@ class AsyncFeed(AsyncRemoteFeed):
         """Wait for events and yield them one at a time, without end."""
         return self.events()
 
-    async def events(self, *, until_idle: bool = False) -> AsyncIterator[FeedEvent]:
+    async def events(
+        self, *, until_idle: bool = False, effect_seconds: float = EFFECT_SECONDS
+    ) -> AsyncIterator[FeedEvent]:
         """Yield one event at a time; with `until_idle`, until there is none."""
-        async for page in self.pages(1, until_idle=until_idle):
+        async for page in self.pages(1, until_idle=until_idle, effect_seconds=effect_seconds):
             yield page[0]
 
     async def pages(
-        self, size: int = 500, *, until_idle: bool = False
+        self,
+        size: int = 500,
+        *,
+        until_idle: bool = False,
+        effect_seconds: float = EFFECT_SECONDS,
     ) -> AsyncIterator[list[FeedEvent]]:
         """Yield up to `size` events at a time: one transaction for each page."""
         take = ledgers.take_feed(
             tenant=self._operations.tenant, feed=self.name, limit=feeds.demand_page(size)
         )
+        limits = TransactionBound(silent=effect_seconds).call()
+        look_at = monotonic() + OVERDUE_SECONDS
         while True:
             async with self._connection() as database:
                 await database.connection.set_autocommit(False)
                 try:
+                    await database.run(limits)
                     page = await database.run(take)
                     if page:
                         failpoint("feed.taken")
@@ -90,6 +103,9 @@ class AsyncFeed(AsyncRemoteFeed):
                     if not database.connection.closed:
                         await database.connection.rollback()
                         await database.connection.set_autocommit(True)
+                if not page and monotonic() > look_at:
+                    await database.run(END_OVERDUE)  # another consumer may have frozen
+                    look_at = monotonic() + OVERDUE_SECONDS
             if not page:
                 if until_idle:
                     return
@@ -107,6 +123,7 @@ class AsyncFeed(AsyncRemoteFeed):
                 failpoint("feed.effect")
                 await connection.commit()
         except BaseException:
-            await connection.rollback()
+            if not connection.closed:
+                await connection.rollback()
             raise
         failpoint("feed.committed")

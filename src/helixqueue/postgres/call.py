@@ -17,3 +17,4 @@ class Call(Generic[T]):
     sql: str
     args: Sequence[Any] | Mapping[str, Any]  # by position, or by name (reads)
     read: Callable[[list[Row]], T]
+    is_chunk: bool = False  # locks many rows: clients run it in a transaction with limits

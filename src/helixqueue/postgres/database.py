@@ -51,6 +51,8 @@ def connect_options(
         # Limits the wait for TCP acknowledgements too, so a cut network ends a call in time.
         options["tcp_user_timeout"] = round(statement_seconds * 1000)
         session.append(f"-c statement_timeout={round(statement_seconds * 1000)}")
+        # The server's side: it ends a session whose client reads nothing.
+        session.append(f"-c tcp_user_timeout={round(statement_seconds * 1000)}")
     if tenant is not None:
         # Restricts a role of several tenants to one; a role bound by setting needs it.
         session.append(f"-c helix.tenant={check_name('tenant', tenant)}")

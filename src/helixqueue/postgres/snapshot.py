@@ -36,6 +36,8 @@ def snapshot(
                 enter(connection)
             # These readers run for long. The server ends their query when the client is gone.
             connection.execute("set local client_connection_check_interval = '1s'")
+            # Their output may wait for a reader. They hold no row, but an old snapshot.
+            connection.execute("set local idle_in_transaction_session_timeout = '1h'")
             yield
     except psycopg.Error as error:
         # Nothing was written, so the outcome is known.

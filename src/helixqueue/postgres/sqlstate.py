@@ -46,6 +46,8 @@ _BY_STATE: dict[str, Callable[[str], HelixError]] = {
         "expected the top level of the transaction, got a savepoint: a lost lease could not undo "
         "the writes before it; settle after the savepoint has ended"
     ),
+    "25P03": lambda text: Unavailable(f"the server ended the transaction: {text}"),  # idle
+    "25P04": lambda text: Unavailable(f"the server ended the transaction: {text}"),  # its length
     "25006": Unavailable,  # read-only: a standby, or a demoted primary
 }
 

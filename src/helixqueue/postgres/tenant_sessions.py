@@ -21,6 +21,7 @@ from helixqueue.postgres.database import AsyncDatabase
 from helixqueue.postgres.pool import AsyncPool
 from helixqueue.postgres.sqlstate import translate
 from helixqueue.postgres.statements import sql_texts
+from helixqueue.postgres.transaction_bounds import OWN, TransactionBound
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine, Sequence
@@ -160,8 +161,8 @@ class TenantTransaction:
         self._assume = sessions.assume(token_hash)
         self._tenant = tenant
         # A process that freezes here keeps its locks; the server ends its transaction.
-        idle = _milliseconds(sessions.seconds + GRACE_SECONDS)
-        self._begin = f"begin; set local idle_in_transaction_session_timeout = {idle}"
+        limits = TransactionBound(silent=sessions.seconds + GRACE_SECONDS, total=OWN.total)
+        self._begin = (Call("begin", (), list), limits.call())
         self._database: AsyncDatabase | None = None
         self._connection = AsyncExitStack()  # returns the connection to the pool
 
@@ -249,7 +250,7 @@ async def _send(database: AsyncDatabase, statements: Sequence[Call[Any] | str]) 
 
 
 async def _pipeline(
-    database: AsyncDatabase, calls: Sequence[Call[Any]], *, begin: str | None = None
+    database: AsyncDatabase, calls: Sequence[Call[Any]], *, begin: Sequence[Call[Any]] = ()
 ) -> list[list[Row]]:
     """Return the rows of each statement but the first; one transaction, one round trip.
 
@@ -260,9 +261,8 @@ async def _pipeline(
     failure: HelixError | None = None
     try:
         async with connection.pipeline():
-            if begin is not None:
-                for statement in begin.split(";"):
-                    await connection.execute(statement.encode())
+            for call in begin:
+                await connection.execute(call.sql.encode(), call.args)
             for cursor, call in zip(cursors, calls, strict=True):
                 await cursor.execute(call.sql, call.args)
     except psycopg.Error as error:

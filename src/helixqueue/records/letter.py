@@ -106,6 +106,7 @@ class IntakeRow:
     consumer: str
     started_at: datetime
     seen_at: datetime
+    ended_at: datetime | None  # it was stopped
     age_seconds: float
     problem: str | None  # why it does not read now
-    figures: Mapping[str, Any]  # counters and gauges, see `intake.figures`
+    figures: Mapping[str, Any]  # counters, and the last look at the group: see `intake.figures`

@@ -21,7 +21,10 @@ class MetricRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
-    """A metric: `queue` and `label` are the names of its labels, empty where it has none."""
+    """A metric: `queue` and `label` are the names of its labels, empty where it has none.
+
+    `label` may name two, separated by a comma; LABEL_SEPARATOR separates their values.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram", "untyped"]
@@ -40,7 +43,7 @@ FAMILIES: Final = (
     MetricFamily("helix_audit_missing_total", "counter",
                  "Assignments and steps found without their ledger entry, each counted once."),
     MetricFamily("helix_stream_pending", "gauge",
-                 "Stream entries delivered and not acknowledged.", "stream", "consumer"),
+                 "Stream entries delivered and not acknowledged.", "stream", "group,consumer"),
     MetricFamily("helix_lease_reaped_total", "counter",
                  "Leases taken back from workers that stopped renewing."),
     MetricFamily("helix_process_latency_seconds", "histogram",
@@ -48,15 +51,23 @@ FAMILIES: Final = (
     MetricFamily("helix_id_normalization_changed_total", "counter",
                  "Submissions whose identity was not in its canonical form."),
     MetricFamily("helix_xack_after_commit_failures", "untyped",
-                 "Failed acknowledgements of stream entries whose work was committed.", "stream"),
+                 "Failed acknowledgements of stream entries whose work was committed.",
+                 "stream", "group"),
     MetricFamily("helix_stream_lag", "gauge",
-                 "Stream entries that the consumer group has not read.", "stream"),
+                 "Stream entries that the consumer group has not read.", "stream", "group"),
     MetricFamily("helix_stream_oldest_seconds", "gauge",
-                 "Age of the oldest stream entry without acknowledgement.", "stream"),
+                 "Age of the oldest stream entry without acknowledgement.", "stream", "group"),
     MetricFamily("helix_stream_deliveries_total", "counter",
-                 "Stream entries delivered to intakes, redeliveries included.", "stream"),
+                 "Deliveries of stream entries that an intake decided about.", "stream", "group"),
     MetricFamily("helix_stream_vanished_total", "counter",
-                 "Stream entries deleted before they were processed.", "stream"),
+                 "Stream entries deleted before they were processed.", "stream", "group"),
+    MetricFamily("helix_stream_readers", "gauge",
+                 "Consumers of the group that have read lately.", "stream", "group"),
+    MetricFamily("helix_stream_looked_seconds", "gauge",
+                 "Unix time of the last look at the consumer group in Redis.", "stream", "group"),
+    MetricFamily("helix_intake_reported_seconds", "gauge",
+                 "Unix time of the last report of an intake that was not stopped.",
+                 "stream", "group,consumer"),
     MetricFamily("helix_batches", "gauge", "Batches by state.", label="state"),
     MetricFamily("helix_oldest_pending_seconds", "gauge",
                  "Age of the oldest claimable batch."),
@@ -89,6 +100,7 @@ FAMILIES: Final = (
     MetricFamily("helix_backend_xmin_age", "gauge",
                  "Age of the oldest snapshot in transactions.", ""),
 )  # fmt: skip
+LABEL_SEPARATOR: Final = "\x1f"
 BY_NAME: Final = {family.name: family for family in FAMILIES}
 # Upper bounds of the histograms (engine/sql/78_metrics.sql:latency_bucket).
 LATENCY_BUCKETS: Final = (

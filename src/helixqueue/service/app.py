@@ -75,6 +75,8 @@ def create_app(settings: ServiceSettings, pages: Pages | None = None) -> FastAPI
             service.duties.start()
         if service.sealing is not None:
             service.sealing.start()
+        if service.stream_watch is not None:
+            service.stream_watch.start()
         yield
         await service.close()
 

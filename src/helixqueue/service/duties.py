@@ -10,18 +10,21 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from typing import Final
 
 from helixqueue.engine import duties
 from helixqueue.errors import HelixError, NotPermitted
 from helixqueue.log.lines import traceback_of
 from helixqueue.postgres.tenant_sessions import TenantSessions
+from helixqueue.postgres.transaction_bounds import END_OVERDUE
 from helixqueue.service.background import BackgroundTask
 
 log = logging.getLogger("helixqueue.service.duties")
 POLL_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 1.0  # while the database is unreachable
 ROWS_MAX: Final = 1_000  # per run
+OVERDUE_SECONDS: Final = 10.0  # between two looks at transactions of this login past their limit
 
 
 class Duties(BackgroundTask):
@@ -29,6 +32,7 @@ class Duties(BackgroundTask):
         self._sessions = sessions
         # The ledger names this actor when a lease of a worker that stopped renewing ends.
         self._actor = f"service {socket.gethostname()}.{os.getpid()}"[:255]
+        self._look_at = 0.0
 
     async def _run(self) -> None:
         is_waiting = False
@@ -57,6 +61,10 @@ class Duties(BackgroundTask):
 
     async def _run_next(self) -> bool:
         """Run a duty that is due; returns whether to poll again at once."""
+        if time.monotonic() > self._look_at:
+            self._look_at = time.monotonic() + OVERDUE_SECONDS
+            for process in await self._sessions.run_without_tenant(END_OVERDUE):
+                log.warning("ended server process %d: its client froze in a transaction", process)
         result = await self._sessions.run_without_tenant(
             duties.run_duty(actor=self._actor, limit=ROWS_MAX)
         )

@@ -31,7 +31,13 @@ from prometheus_client.registry import Collector
 
 from helixqueue.engine.duties import DutyRow
 from helixqueue.engine.metrics import SERIES_MAX
-from helixqueue.records.metric import FAMILIES, LATENCY_BUCKETS, MetricFamily, MetricRow
+from helixqueue.records.metric import (
+    FAMILIES,
+    LABEL_SEPARATOR,
+    LATENCY_BUCKETS,
+    MetricFamily,
+    MetricRow,
+)
 from helixqueue.service.tenant_limits import TenantLimits
 
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -157,11 +163,12 @@ def stored_text(rows: Sequence[MetricRow], *, tenants: bool) -> str:
 
 
 def _lines(family: MetricFamily, rows: list[MetricRow], *, tenants: bool) -> Iterable[str]:
-    name, queue, label = family.name, family.queue, family.label
+    name, queue = family.name, family.queue
+    names = family.label.split(",") if family.label else []
     for row in rows:
         labels = _owner_labels(row, queue, tenants=tenants)
-        if label:
-            labels += f'{label}="{_escaped(row.label)}",'
+        for label, value in zip(names, row.label.split(LABEL_SEPARATOR), strict=False):
+            labels += f'{label}="{_escaped(value)}",'
         yield f"{name}{{{labels[:-1]}}} {row.value}\n" if labels else f"{name} {row.value}\n"
 
 

@@ -27,6 +27,7 @@ from helixqueue.service.principal import Principal, Principals
 from helixqueue.service.problems import Problem, no_such_queue
 from helixqueue.service.rate_limit import AnonymousRateLimit
 from helixqueue.service.sealing import Sealing
+from helixqueue.service.stream_watch import StreamWatch
 from helixqueue.service.tenant_limits import TenantLimits
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ class Service:
             if settings.seal_to is None or self.signer is None
             else Sealing(self.check_jobs, self.signer, settings.seal_to, settings.seal_seconds)
         )
+        self.stream_watch = (
+            None if settings.redis is None else StreamWatch(self.sessions, settings.redis)
+        )
         self.duty_rows: list[DutyRow] = []
         self.fault: HelixError | None = None  # of the last readiness check
         self._readiness: asyncio.Task[str | None] | None = None
@@ -118,6 +122,8 @@ class Service:
             parts.push_async_callback(self.duties.stop)
             if self.sealing is not None:
                 parts.push_async_callback(self.sealing.stop)
+            if self.stream_watch is not None:
+                parts.push_async_callback(self.stream_watch.stop)
 
     async def check_ready(self) -> str | None:
         """The reason why the service is not ready, or None.

@@ -65,6 +65,7 @@ class ServiceSettings:
     keys: tuple[SigningKey, ...] = ()  # published; the last one signs receipts and seals
     seal_to: Path | None = None  # directory that gets a seal every `seal_seconds`
     seal_seconds: float = 3600.0
+    redis: str | None = None  # whose streams the service looks at, for metrics
 
     @property
     def signer(self) -> Signer | None:

@@ -16,6 +16,7 @@ from helixqueue.postgres.caller_transaction import translating
 from helixqueue.postgres.database import AsyncDatabase, Database
 from helixqueue.postgres.pool import AsyncPool, Pool
 from helixqueue.postgres.sqlstate import translate
+from helixqueue.postgres.transaction_bounds import END_OVERDUE
 from helixqueue.transport.handler_transactions import PostgresHandlerTransactions
 from helixqueue.transport.handler_transactions_async import AsyncPostgresHandlerTransactions
 from helixqueue.transport.protocol import LeaseRef
@@ -151,6 +152,7 @@ class PostgresTransport:
     # Wake-ups.
 
     async def subscribe(self, queues: Sequence[str], seconds: float) -> None:
+        await self.run(END_OVERDUE)  # what this worker waits for may be held by a frozen handler
         channels = await self.run(calls.wait(worker=self.worker, queues=queues, seconds=seconds))
         if self._options.get("pooled") or (self._listening and not self._listening.done()):
             return  # LISTEN does not work behind a pooler: the worker polls

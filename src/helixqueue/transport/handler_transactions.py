@@ -18,6 +18,7 @@ from helixqueue.failpoints import failpoint
 from helixqueue.postgres.call import Call
 from helixqueue.postgres.caller_transaction import run_within
 from helixqueue.postgres.statements import statements
+from helixqueue.postgres.transaction_bounds import TransactionBound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,9 @@ class PostgresHandlerTransactions:
     def connection(self) -> Iterator[psycopg.Connection[Any]]:
         with self._pool.database() as database:
             yield database.connection
+
+    def limit(self, connection: Any, seconds: float) -> None:
+        run_within(connection, TransactionBound(silent=seconds).call())
 
     def settle_within(
         self,
@@ -70,9 +74,11 @@ class PostgresHandlerTransactions:
 def _settle_call(
     worker: str, settlement: Settlement, seconds: float, *, in_caller_transaction: bool
 ) -> Call[list[WriteResult]]:
-    """The settlement, and a limit on how long the transaction may stay idle after it."""
+    """The settlement; in a caller's transaction also a limit on how long it may be idle then."""
     call = calls.settle(worker=worker, settlements=[settlement])
-    sql = _SQL["settle_in_caller_transaction" if in_caller_transaction else "settle"]
+    if not in_caller_transaction:
+        return call
+    sql = _SQL["settle_in_caller_transaction"]
     return Call(sql, (f"{max(1, round(seconds * 1000))}", *call.args), call.read)
 
 

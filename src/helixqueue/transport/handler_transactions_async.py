@@ -17,6 +17,7 @@ from helixqueue.failpoints import failpoint
 from helixqueue.postgres.call import Call
 from helixqueue.postgres.caller_transaction import run_within_async
 from helixqueue.postgres.statements import statements
+from helixqueue.postgres.transaction_bounds import TransactionBound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,6 +41,9 @@ class AsyncPostgresHandlerTransactions:
     async def connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         async with self._pool.database() as database:
             yield database.connection
+
+    async def limit(self, connection: Any, seconds: float) -> None:
+        await run_within_async(connection, TransactionBound(silent=seconds).call())
 
     async def settle_within(
         self,
@@ -69,9 +73,11 @@ class AsyncPostgresHandlerTransactions:
 def _settle_call(
     worker: str, settlement: Settlement, seconds: float, *, in_caller_transaction: bool
 ) -> Call[list[WriteResult]]:
-    """The settlement, and a limit on how long the transaction may stay idle after it."""
+    """The settlement; in a caller's transaction also a limit on how long it may be idle then."""
     call = calls.settle(worker=worker, settlements=[settlement])
-    sql = _SQL["settle_in_caller_transaction" if in_caller_transaction else "settle"]
+    if not in_caller_transaction:
+        return call
+    sql = _SQL["settle_in_caller_transaction"]
     return Call(sql, (f"{max(1, round(seconds * 1000))}", *call.args), call.read)
 
 

@@ -104,6 +104,9 @@ class HandlerTransactions(Protocol):
     def connection(self) -> AbstractContextManager[Any]:
         """Lend a connection in autocommit mode."""
 
+    def limit(self, connection: Any, seconds: float) -> None:
+        """End this transaction when the server has waited for its client for so long."""
+
     def settle_within(
         self,
         connection: Any,
@@ -114,8 +117,8 @@ class HandlerTransactions(Protocol):
     ) -> WriteResult:
         """Settle in this transaction; after a refusal it cannot commit.
 
-        The batch stays locked until the commit, so the server ends a transaction that is idle for
-        longer than `seconds`. A caller's transaction may be inside a savepoint, which is refused.
+        The batch stays locked until the commit, so the server ends a caller's transaction that is
+        idle for longer than `seconds`. It may be inside a savepoint, which is refused.
         """
 
     def is_connection_error(self, error: BaseException) -> bool:
@@ -126,6 +129,8 @@ class AsyncHandlerTransactions(Protocol):
     """Transactions for `async def` handlers."""
 
     def connection(self) -> AbstractAsyncContextManager[Any]: ...
+
+    async def limit(self, connection: Any, seconds: float) -> None: ...
 
     async def settle_within(
         self,

@@ -45,6 +45,7 @@ class Transaction(DeferredSettlement[R]):
             tx._earlier = attempt.unconfirmed
             try:
                 with connection.transaction():
+                    handle.transactions.limit(connection, attempt.row.lease_seconds)
                     yield tx
                     tx._settle(handle.transactions)
             except BaseException as error:

@@ -44,6 +44,7 @@ class AsyncTransaction(DeferredSettlement[R]):
             tx._earlier = attempt.unconfirmed
             try:
                 async with connection.transaction():
+                    await handle.async_transactions.limit(connection, attempt.row.lease_seconds)
                     yield tx
                     await tx._settle(handle.async_transactions)
             except BaseException as error:

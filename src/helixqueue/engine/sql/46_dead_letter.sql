@@ -80,6 +80,7 @@ create table helix.intake (
   group_name  helix.source_text not null,
   started_at  timestamptz not null,
   seen_at     timestamptz not null,
+  ended_at    timestamptz,                 -- it was stopped; null: it runs, froze or was killed
   problem     helix.long_text,             -- why it does not read now; null: it does
   figures     jsonb not null check (octet_length(figures::text) <= 65536),
   primary key (tenant, stream, group_name, consumer)
@@ -171,48 +172,18 @@ $$;
 -- Stores what an intake reports.
 create function helix.report_stream_v1(
   p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamptz, p_problem text,
-  p_figures jsonb
+  p_figures jsonb, p_ended boolean default false
 ) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform helix.enter_for(p_tenant);
-  insert into helix.intake as i (tenant, stream, group_name, consumer, started_at, seen_at, problem, figures)
-  values (p_tenant, p_stream, p_group, p_consumer, p_started_at, clock_timestamp(), p_problem, p_figures)
+  insert into helix.intake as i (tenant, stream, group_name, consumer, started_at, seen_at, ended_at, problem,
+                                 figures)
+  values (p_tenant, p_stream, p_group, p_consumer, p_started_at, clock_timestamp(),
+          case when p_ended then clock_timestamp() end, p_problem, p_figures)
   on conflict (tenant, stream, group_name, consumer) do update
-  set started_at = excluded.started_at, seen_at = excluded.seen_at, problem = excluded.problem,
-      figures = excluded.figures;
-end
-$$;
-
--- What a stream intake reports about its consumer group: entries pending per consumer, the group's lag, the age
--- of its oldest entry without acknowledgement; and, since the last report, failed acknowledgements after a
--- commit, deliveries and vanished entries. It replaces the gauges of the stream.
-create function helix.report_intake_v1(
-  p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint,
-  p_xack_failures bigint default 0, p_oldest_seconds double precision default 0,
-  p_deliveries bigint default 0, p_vanished bigint default 0
-) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-begin
-  perform helix.enter_for(p_tenant);
-  perform helix.demand_parallel(cardinality(p_consumer), helix.shape(p_consumer), helix.shape(p_pending));
-  delete from helix.metric m
-  where m.tenant = p_tenant and m.name = 'helix_stream_pending' and m.queue = left(p_stream, 255)
-    and m.label <> all (p_consumer);
-  insert into helix.metric as m (tenant, name, queue, label, value)
-  select p_tenant, 'helix_stream_pending', left(p_stream, 255), left(u.consumer, 60), sum(u.pending)
-  from unnest(p_consumer, p_pending) as u (consumer, pending) group by left(u.consumer, 60)
-  union all
-  select p_tenant, 'helix_stream_lag', left(p_stream, 255), '', p_lag where p_lag is not null
-  union all
-  select p_tenant, 'helix_stream_oldest_seconds', left(p_stream, 255), '', coalesce(p_oldest_seconds, 0)
-  on conflict (name, tenant, queue, label) do update set value = excluded.value;
-  -- Also a zero: Prometheus sees an increase only of a series that it has seen before.
-  insert into helix.metric_change (tenant, name, queue, value)
-  select p_tenant, n.name, left(p_stream, 255), coalesce(n.value, 0)
-  from (values ('helix_xack_after_commit_failures', p_xack_failures),
-               ('helix_stream_deliveries_total', p_deliveries),
-               ('helix_stream_vanished_total', p_vanished)) as n (name, value);
+  set started_at = excluded.started_at, seen_at = excluded.seen_at, ended_at = excluded.ended_at,
+      problem = excluded.problem, figures = excluded.figures;
 end
 $$;
 

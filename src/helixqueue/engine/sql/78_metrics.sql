@@ -6,7 +6,7 @@ create table helix.metric (
   tenant text not null check (tenant <> ''),   -- *: of no tenant, for operators
   name   text not null,
   queue  text not null default '',             -- empty: of no queue
-  label  text not null default '' check (octet_length(label) <= 255),
+  label  text not null default '' check (octet_length(label) <= 700),  -- two values are parted by \x1f
   value  double precision not null,
   primary key (name, tenant, queue, label)
 ) with (fillfactor = 50);
@@ -91,6 +91,7 @@ begin
   perform helix.measure_queues();
   perform helix.measure_fences();
   perform helix.measure_feeds();
+  perform helix.measure_streams();
   perform helix.measure_server();
   return p_limit;
 end

@@ -1,4 +1,4 @@
--- Metrics of fences, dead letters and feeds. Calls of fences are counted from their events and decisions, by
+-- Metrics of fences, dead letters, feeds and streams. Calls of fences are counted from their events and decisions, by
 -- transaction like the ledger (78_metrics.sql), so that a repeat pays nothing for being counted.
 
 -- Adds the calls of fences between two transactions to the counters, of all fences or of some lives. `new` are
@@ -136,6 +136,42 @@ begin
           coalesce(extract(epoch from clock_timestamp() - v_event.at), 0))]::helix.metric[];
   end loop;
   perform helix.set_gauges('{feed_looked,helix_feed_lag_seconds}', v_new);
+end
+$$;
+
+-- Consumer groups as Redis described them at the last look, the time of that look, and the last report of each
+-- intake that was not stopped. Figures of a look a minute ago are left out: they would look like current ones.
+create function helix.measure_streams() returns void
+language plpgsql as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  perform helix.set_gauges(
+    '{helix_stream_pending,helix_stream_lag,helix_stream_oldest_seconds,helix_stream_readers,'
+    'helix_stream_looked_seconds,helix_intake_reported_seconds}', array(
+    with fresh as materialized (
+      select * from helix.stream_group g where g.looked_at > v_now - interval '60 s'
+    )
+    select row(g.tenant, n.name, g.stream, g.group_name, n.value)::helix.metric
+    from fresh g
+    cross join lateral (
+      values ('helix_stream_lag', (g.figures ->> 'lag')::double precision),
+             ('helix_stream_oldest_seconds', coalesce((g.figures ->> 'oldest_seconds')::double precision, 0)),
+             ('helix_stream_readers', (g.figures ->> 'readers')::double precision)) as n (name, value)
+    where n.value is not null
+    union all
+    select row(g.tenant, 'helix_stream_pending', g.stream, g.group_name || E'\x1f' || left(c.key, 100),
+               sum(c.value::double precision))::helix.metric
+    from fresh g cross join lateral jsonb_each_text(g.figures -> 'pending_by_consumer') c
+    group by g.tenant, g.stream, g.group_name, left(c.key, 100)
+    union all
+    select row(g.tenant, 'helix_stream_looked_seconds', g.stream, g.group_name,
+               extract(epoch from g.looked_at))::helix.metric
+    from helix.stream_group g
+    union all
+    select row(i.tenant, 'helix_intake_reported_seconds', i.stream, i.group_name || E'\x1f' || i.consumer,
+               extract(epoch from i.seen_at))::helix.metric
+    from helix.intake i where i.ended_at is null and i.seen_at > v_now - interval '1 day'));
 end
 $$;
 

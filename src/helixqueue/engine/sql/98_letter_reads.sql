@@ -67,15 +67,21 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   group by l.status, l.reason
 $$;
 
--- The intakes of a tenant (null: of all tenants of the login) as they last reported.
+-- The intakes of a tenant (null: of all tenants of the login) as they last reported, with the figures of their group
+-- from the last look at Redis, by any process, and the age of that look.
 create function helix.read_intakes_v1(p_tenant text)
 returns table (
   tenant text, stream text, group_name text, consumer text, started_at timestamptz, seen_at timestamptz,
-  age_seconds double precision, problem text, figures jsonb
+  ended_at timestamptz, age_seconds double precision, problem text, figures jsonb
 )
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-  select i.tenant::text, i.stream::text, i.group_name::text, i.consumer::text, i.started_at, i.seen_at,
-         extract(epoch from clock_timestamp() - i.seen_at)::double precision, i.problem::text, i.figures
-  from helix.intake i where p_tenant is null or i.tenant = p_tenant
+  select i.tenant::text, i.stream::text, i.group_name::text, i.consumer::text, i.started_at, i.seen_at, i.ended_at,
+         extract(epoch from clock_timestamp() - i.seen_at)::double precision, i.problem::text,
+         i.figures || coalesce(g.figures || jsonb_build_object(
+           'looked_seconds', round(extract(epoch from clock_timestamp() - g.looked_at), 3)), '{}')
+  from helix.intake i
+  left join helix.stream_group g
+    on g.tenant = i.tenant and g.stream = i.stream and g.group_name = i.group_name
+  where p_tenant is null or i.tenant = p_tenant
   order by 1, 2, 3, 4 limit 10000
 $$;

@@ -88,7 +88,8 @@ grant select on helix.arrow, helix.role_tenant, helix.queue, helix.requirement_c
   helix.event, helix.refusal, helix.decision, helix.duty, helix.fence_arrow,
   helix.fence_event, helix.fence_decision, helix.fence_batch, helix.overview, helix.fence_overview,
   helix.ledger, helix.ledger_event, helix.feed, helix.metric, helix.rollup, helix.finding,
-  helix.source, helix.dead_letter, helix.letter_overview, helix.intake, helix.intake_failure
+  helix.source, helix.dead_letter, helix.letter_overview, helix.intake, helix.intake_failure,
+  helix.stream_group
   to helix_reader, helix_operator;
 grant select on helix.queue_settings to helix_reader;
 -- The id of a claim and its worker's name are enough to get its tokens.
@@ -147,7 +148,10 @@ begin
       ('count_try_v1',           'intake'),
       ('clear_tries_v1',         'intake'),
       ('report_stream_v1',       'intake'),
-      ('report_intake_v1',       'submit intake'),
+      ('knows_group_v1',         'intake'),
+      ('count_stream_v1',        'intake'),
+      ('look_stream_v1',         'intake delegate'),
+      ('stream_groups_v1',       'delegate'),
       -- Work.
       ('claim_v1',               'work'),
       ('hello_v1',               'work'),

@@ -15,11 +15,11 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from helixqueue.engine.fences import bound_transaction
 from helixqueue.errors import HelixError, Refused, Retryable, Unavailable
 from helixqueue.fence.runner import Undo
 from helixqueue.postgres.caller_transaction import run_within, run_within_async, translating
 from helixqueue.postgres.tenant_sessions import TransactionLost
+from helixqueue.postgres.transaction_bounds import TransactionBound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -142,7 +142,8 @@ class SessionTransaction:
                 self._manager, self._opened = await self._source.open()
         except (Unavailable, Retryable) as error:
             raise TransactionLost(error) from error
-        await self._run(bound_transaction(self._seconds))
+        limits = TransactionBound(silent=self._seconds, total=self._seconds)
+        await self._run(limits.call())
 
     async def begin(self, call: Call[T]) -> T:
         """Commit what is open, then run the first call of a new transaction."""
