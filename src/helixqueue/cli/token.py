@@ -86,9 +86,10 @@ def _link(
     tenant: options.Tenant = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Create a login link for the dashboard that is valid once, for 15 minutes.
+    """Create a login link for the dashboard.
 
-    The session lasts 12 hours and has every scope of the tenant unless --scope is given.
+    It is valid once, for 15 minutes. The session lasts 12 hours and has every scope of the tenant
+    unless --scope is given.
     """
     service, dsn, data = connection.selected()
     if at is None and service is not None:

@@ -8,18 +8,33 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from helixqueue.dashboard import session
+from helixqueue.dashboard.last_checks import LastChecks
 from helixqueue.dashboard.live import LivePages
 from helixqueue.dashboard.navigation import Navigation
 from helixqueue.dashboard.page import PageRequest, PageRoute, page_routes
 from helixqueue.dashboard.pages import (
+    activity,
     batch,
     batches,
+    docs,
+    feeds,
+    fences,
+    identities,
+    intakes,
+    ledgers,
+    letters,
     live,
     login,
     overview,
+    proof,
     queue,
     queues,
+    refusals,
+    search,
+    selection,
     static_files,
+    tokens,
+    workers,
 )
 from helixqueue.service import app as service_app
 
@@ -33,8 +48,10 @@ if TYPE_CHECKING:
     from helixqueue.service.settings import ServiceSettings
 
 ROUTERS = (
-    overview.routes, queues.routes, queue.routes, batches.routes, batch.routes, live.routes,
-    login.routes, static_files.routes,
+    overview.routes, queues.routes, queue.routes, batches.routes, batch.routes, selection.routes,
+    workers.routes, proof.routes, refusals.routes, identities.routes, fences.routes,
+    ledgers.routes, feeds.routes, intakes.routes, letters.routes, activity.routes, tokens.routes,
+    search.routes, docs.routes, live.routes, login.routes, static_files.routes,
 )  # fmt: skip
 
 
@@ -43,6 +60,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     dashboard = Dashboard()
     app = service_app.create_app(settings, dashboard)
     app.state.navigation = Navigation()
+    app.state.last_checks = LastChecks()
     app.state.live = LivePages(dashboard.routes)
     return app
 

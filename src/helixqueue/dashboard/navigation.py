@@ -81,6 +81,30 @@ SECTIONS: Final = (
             NavigationEntry("Overview", "/"),
             NavigationEntry("Queues", "/queues"),
             NavigationEntry("Batches", "/batches"),
+            NavigationEntry("Workers", "/workers"),
+        ),
+    ),
+    NavigationSection(
+        "Evidence",
+        (
+            NavigationEntry("Proof", "/proof"),
+            NavigationEntry("Refusals", "/refusals"),
+            NavigationEntry("Identities", "/identities"),
+            NavigationEntry("Fences", "/fences"),
+            NavigationEntry("Ledgers", "/ledgers"),
+            NavigationEntry("Feeds", "/feeds"),
+        ),
+    ),
+    NavigationSection(
+        "Arriving",
+        (NavigationEntry("Intakes", "/intakes"), NavigationEntry("Dead letters", "/letters")),
+    ),
+    NavigationSection(
+        "People",
+        (
+            NavigationEntry("Activity", "/activity"),
+            NavigationEntry("Tokens", "/tokens", "admin"),
+            NavigationEntry("HTTP API", "/docs"),
         ),
     ),
 )

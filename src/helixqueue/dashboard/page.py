@@ -32,6 +32,7 @@ from helixqueue.service.routing import operation as requirements
 from helixqueue.service.service import Service
 
 if TYPE_CHECKING:
+    from helixqueue.dashboard.last_checks import LastCheck, LastChecks
     from helixqueue.dashboard.navigation import Navigation
     from helixqueue.fence.http.asgi import Receive, Scope, Send
 
@@ -95,8 +96,18 @@ class PageRequest:
         return self.scope.get(PRINCIPAL_KEY)
 
     @property
+    def last_check(self) -> LastCheck | None:
+        checks: LastChecks = self.request.app.state.last_checks
+        return checks.of(self.principal.tenant)
+
+    @property
     def form(self) -> dict[str, str]:
         return cast("dict[str, str]", self.scope[FORM_KEY])
+
+    @property
+    def reason(self) -> str:
+        """Why a person acts; the operation refuses an empty one."""
+        return self.form.get("reason", "")
 
     def number(self, field: str, kind: type[float]) -> float:
         """A field of the form as a number."""
@@ -115,11 +126,11 @@ class PageRequest:
         values = operation.checked((), values)
         return cast("T", await run_operation(operation, values, self.principal))
 
-    async def show(self, template: str, status: int = 200, **values: Any) -> Response:  # noqa: ANN401
+    async def show(self, template: str, status_code: int = 200, **values: Any) -> Response:  # noqa: ANN401
         """The page that a template makes of these values."""
         counts = await self.navigation.counts(self.person)
         html = render(template, page=self, now=self.now, counts=counts, **values)
-        return HTMLResponse(html, status, HEADERS)
+        return HTMLResponse(html, status_code, HEADERS)
 
     @property
     def form_token(self) -> str:

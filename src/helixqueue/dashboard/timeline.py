@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from helixqueue.records.batch import AttemptRow, BatchDetail, RefusalRow
+    from helixqueue.records.overview import LateWrite
 
 LEASES_SHOWN = 8
 _FIRST_SHOWN = 2
@@ -97,7 +98,10 @@ def timeline(
 
 
 def mini(
-    attempts: Sequence[AttemptRow], refusals: Sequence[RefusalRow], state: State, now: datetime
+    attempts: Sequence[AttemptRow],
+    refusals: Sequence[RefusalRow | LateWrite],
+    state: State,
+    now: datetime,
 ) -> Markup:
     """The same in one line of a table, without labels."""
     times = [time for row in attempts for time in (row.claimed_at, row.ended_at or now)]

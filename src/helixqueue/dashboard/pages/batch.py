@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from uuid import UUID
 
 from fastapi import Query
 from starlette.responses import Response
 
 from helixqueue.dashboard.code_points import cells
-from helixqueue.dashboard.page import PageDep, page_router, view
-from helixqueue.dashboard.rendering import identity
+from helixqueue.dashboard.page import PageDep, action, go_to, page_router, view
+from helixqueue.dashboard.rendering import identity, url
 from helixqueue.dashboard.timeline import timeline
 from helixqueue.dashboard.verdict import verdict
 from helixqueue.errors import NoSuchQueue
-from helixqueue.operations import batch_reads, queues
+from helixqueue.operations import batch_actions, batch_reads, queues
+from helixqueue.operations.operation import Operation
+from helixqueue.states import State
 
 if TYPE_CHECKING:
     from helixqueue.dashboard.page import PageRequest
     from helixqueue.records.batch import BatchDetail
 
 routes = page_router()
-LEDGER_ROWS = 200
-Act = Annotated[Literal["retry", "cancel", "release", "erase"] | None, Query()]
+LEDGER_ROWS: Final = 200
+# What a person may do to a batch in a state.
+VERBS: Final = {
+    "retry": (State.FAILED,),
+    "cancel": (State.PENDING, State.ASSIGNED, State.RUNNING),
+    "release": (State.ASSIGNED, State.RUNNING),
+    "erase": (State.COMPLETED, State.FAILED, State.CANCELLED),
+}
+OPERATIONS: Final[dict[str, Operation[..., Any]]] = {
+    "retry": batch_actions.retry_batch,
+    "cancel": batch_actions.cancel_batch,
+    "release": batch_actions.release_batch,
+    "erase": batch_actions.erase_batch,
+}
+Verb = Literal["retry", "cancel", "release", "erase"]
+Act = Annotated[Verb | None, Query()]
 
 
 @view(routes, "/batches/{batch_id}")
 async def batch(
     page: PageDep, batch_id: UUID, act: Act = None, leases: Literal["all"] | None = None
 ) -> Response:
-    detail = await page.ask(
-        batch_reads.show_batch, batch_id=batch_id, payload=page.principal.sees_payloads
-    )
+    detail = await page.ask(batch_reads.show_batch, batch_id=batch_id, payload=page.may("payloads"))
     page.log.add(batch=batch_id)
     drawn = None
     if detail.place != "retired":
@@ -44,8 +58,17 @@ async def batch(
         verdict=verdict(detail),
         spellings=cells(identity(detail.raw), identity(detail.identity)),
         act=act,
+        verbs=[] if detail.erased else [verb for verb, of in VERBS.items() if detail.state in of],
         ledger_rows=LEDGER_ROWS,
     )
+
+
+@action(routes, "/batches/{batch_id}/{verb}")
+async def act_on_batch(page: PageDep, batch_id: UUID, verb: Verb) -> Response:
+    options = {"identity": "identity" in page.form} if verb == "erase" else {}
+    page.log.add(batch=batch_id)
+    await page.ask(OPERATIONS[verb], batch_id=batch_id, reason=page.reason, **options)
+    return go_to(url("batches", batch_id))
 
 
 async def _lease_seconds(page: PageRequest, detail: BatchDetail) -> float | None:

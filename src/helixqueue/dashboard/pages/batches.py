@@ -16,6 +16,8 @@ from helixqueue.dashboard.page import HEADERS, After, PageDep, PageRequest, page
 from helixqueue.dashboard.rendering import identity as identity_text
 from helixqueue.operations import batch_reads
 from helixqueue.operations import queues as queue_operations
+from helixqueue.records.batch import FailureCause
+from helixqueue.records.page import Page
 from helixqueue.records.parameter import NAME_PATTERN
 from helixqueue.states import State
 
@@ -33,6 +35,7 @@ COLUMNS: Final = (
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 TABS: Final = (None, State.PENDING, State.RUNNING, State.COMPLETED, State.FAILED, State.CANCELLED)
 
+NO_CAUSES: Final[Page[FailureCause]] = Page((), None)
 Filters = dict[str, Any]
 Lines = Callable[[AsyncIterator["BatchRow"]], AsyncIterator[str]]
 
@@ -60,6 +63,7 @@ FiltersDep = Annotated[Filters, Depends(_filters)]
 @view(routes, "/batches")
 async def batches(page: PageDep, filters: FiltersDep, after: After = None) -> Response:
     found = await page.ask(batch_reads.list_batches, after=after, **filters)
+    causes = await _causes(page, filters) if after is None else NO_CAUSES
     queues = await page.ask(queue_operations.list_queues, count_to=0, limit=500)
     return await page.show(
         "batches.html",
@@ -67,7 +71,17 @@ async def batches(page: PageDep, filters: FiltersDep, after: After = None) -> Re
         filters=filters,
         tabs=TABS,
         queues=[row.name for row in queues.rows],
+        causes=causes.rows,
     )
+
+
+async def _causes(page: PageRequest, filters: Filters) -> Page[FailureCause]:
+    """Why batches failed, in a list that may contain failed ones."""
+    wanted = {"queue", "state", "failure", "since", "until"}
+    if filters.get("state") is not State.FAILED or filters.keys() - wanted:
+        return NO_CAUSES
+    own = {name: value for name, value in filters.items() if name != "state"}
+    return await page.ask(batch_reads.list_causes, **own)
 
 
 @view(routes, "/batches.csv", live=False)

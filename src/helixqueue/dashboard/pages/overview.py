@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 from starlette.responses import Response
 
 from helixqueue.dashboard.page import PageDep, page_router, view
-from helixqueue.dashboard.pages.queues import problems_first
-from helixqueue.operations import queues
+from helixqueue.dashboard.plots import Series, plot
+from helixqueue.dashboard.timeline import mini
+from helixqueue.operations import overview as operations
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from markupsafe import Markup
+
+    from helixqueue.records.overview import LateWrite
+    from helixqueue.records.series import TimeSeries
 
 routes = page_router()
+LATE_WRITES: Final = 5
 
 
 @view(routes, "/")
 async def overview(page: PageDep) -> Response:
-    found = await page.ask(queues.list_queues)
-    counts = [row.counts for row in found.rows]
-    total = {
-        name: sum(getattr(item, name).number for item in counts)
-        for name in ("ready", "waiting", "assigned", "running", "completed", "failed")
-    }
+    found = await page.ask(operations.show_overview)
+    if not found.queues:
+        return await page.show("first_steps.html")
+    series = await page.ask(operations.show_series)
+    late = await page.ask(operations.list_refusals, limit=LATE_WRITES)
     return await page.show(
-        "overview.html", lines=problems_first(found.rows), next=found.next, total=total
+        "overview.html",
+        overview=found,
+        series=series,
+        throughput=throughput(series, height=190),
+        late_writes=[(row, picture(row, page.now)) for row in late.rows],
+        checked=page.last_check,
     )
+
+
+def throughput(series: TimeSeries, *, height: int = 180) -> Markup:
+    points = series.points
+    return plot(
+        "Submitted, completed and failed batches",
+        [
+            Series("completed", "area", [point.completed for point in points]),
+            Series("submitted", "line", [point.submitted for point in points], "thin"),
+            Series("failed", "bars", [point.failed for point in points], "bad"),
+        ],
+        series.start,
+        series.end,
+        height=height,
+    )
+
+
+def picture(row: LateWrite, now: datetime) -> Markup:
+    """The attempts of a batch in one line of a table, with its late writes."""
+    return mini(row.attempts, [row], row.state, now)

@@ -7,16 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from fastapi import Query
 from starlette.responses import Response
 
+from helixqueue.dashboard.formats import duration
 from helixqueue.dashboard.page import PageDep, action, go_to, page_router, view
-from helixqueue.dashboard.pages.queues import line_of
+from helixqueue.dashboard.pages.overview import throughput
+from helixqueue.dashboard.plots import Series, plot
 from helixqueue.dashboard.rendering import url
-from helixqueue.operations import batch_reads
+from helixqueue.operations import batch_reads, overview
 from helixqueue.operations import queues as operations
+from helixqueue.records.series import Period
 from helixqueue.service.routing import QueueName
 from helixqueue.states import State
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from helixqueue.dashboard.page import PageRequest
+    from helixqueue.records.overview import QueueOverview
+    from helixqueue.records.queue import QueueSummary
+    from helixqueue.records.series import TimeSeries
 
 routes = page_router()
 LONGEST: Final = 8
@@ -36,23 +44,69 @@ Act = Annotated[Literal["pause", "resume", "set"] | None, Query()]
 
 
 @view(routes, "/queues/{queue}")
-async def queue(page: PageDep, queue: QueueName, act: Act = None) -> Response:
+async def queue(
+    page: PageDep, queue: QueueName, act: Act = None, period: Period = "1h"
+) -> Response:
     row = await page.ask(operations.show_queue, queue=queue)
+    series = await page.ask(overview.show_series, queue=queue, period=period)
+    now = await page.ask(overview.show_overview)
+    current = next((item for item in now.queues if item.queue == queue), None)
     waiting = await page.ask(
         batch_reads.list_batches, queue=queue, state=State.PENDING, limit=LONGEST
     )
-    return await page.show("queue.html", line=line_of(row), waiting=waiting, act=act)
+    return await page.show(
+        "queue.html",
+        queue=row,
+        current=current,
+        condition=_condition(row, current),
+        series=series,
+        throughput=throughput(series),
+        backlog=_backlog(series),
+        latency=_latency(series),
+        period=period,
+        waiting=waiting,
+        act=act,
+    )
+
+
+def _condition(row: QueueSummary, current: QueueOverview | None) -> str:
+    """What the queue does; the overview lists a limited number of queues."""
+    if current is not None:
+        return current.condition
+    return "paused" if row.paused else "closed" if row.closed else "flowing"
+
+
+def _backlog(series: TimeSeries) -> Markup:
+    values = [point.pending for point in series.points]
+    return plot(
+        "Waiting batches", [Series("waiting", "area", values)], series.start, series.end, height=180
+    )
+
+
+def _latency(series: TimeSeries) -> Markup:
+    points = series.points
+    return plot(
+        "Waiting and running time, p95",
+        [
+            Series("waiting", "line", [point.wait_p95 for point in points], "thin"),
+            Series("running", "line", [point.run_p95 for point in points]),
+        ],
+        series.start,
+        series.end,
+        height=180,
+        show=duration,
+    )
 
 
 @action(routes, "/queues/{queue}/pause")
 async def pause(page: PageDep, queue: QueueName) -> Response:
-    await page.ask(operations.pause_queue, queue=queue, reason=page.form.get("reason", ""))
+    await page.ask(operations.pause_queue, queue=queue, reason=page.reason)
     return go_to(url("queues", queue))
 
 
 @action(routes, "/queues/{queue}/resume")
 async def resume(page: PageDep, queue: QueueName) -> Response:
-    await page.ask(operations.resume_queue, queue=queue, reason=page.form.get("reason", ""))
+    await page.ask(operations.resume_queue, queue=queue, reason=page.reason)
     return go_to(url("queues", queue))
 
 
@@ -61,8 +115,7 @@ async def change_settings(page: PageDep, queue: QueueName) -> Response:
     """Set what differs; a field that was left empty stays as it is."""
     row = await page.ask(operations.show_queue, queue=queue)
     changes = {name: value for name, value in _numbers(page).items() if value != getattr(row, name)}
-    reason = page.form.get("reason", "")
-    await page.ask(operations.set_queue, queue=queue, reason=reason, **changes)
+    await page.ask(operations.set_queue, queue=queue, reason=page.reason, **changes)
     return go_to(url("queues", queue))
 
 

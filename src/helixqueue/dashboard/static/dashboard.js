@@ -68,7 +68,7 @@ function show() {
   words.textContent = paused ? "Paused at " : "As of ";
 }
 
-if (live && pause) {
+if (live?.querySelector("[data-live]") && pause) {
   pause.hidden = false;
   pause.addEventListener("click", () => {
     if (sessionStorage.getItem(PAUSED)) {

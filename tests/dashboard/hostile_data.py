@@ -1,0 +1,67 @@
+"""Data whose every text that a client chooses is an attempt at cross-site scripting."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from helixqueue import HelixQueue, Machine
+from tests.support.lab import POOLED, Lab, completion, failure
+from tests.support.letters import write_letters
+from tests.support.service import submit
+
+# Each leaves an element `x-xss` or an attribute `onxss` behind wherever it is not escaped.
+CORPUS = (
+    "<x-xss>1</x-xss>",
+    '"><x-xss onxss=1>',
+    "'><svg onxss=1><x-xss>",
+    "</script><x-xss>",
+    "</pre></textarea></title><x-xss>",
+    "{{ 123*321 }}<x-xss>",
+    "javascript:onxss//<x-xss>",
+    "&lt;x-xss&gt;<x-xss>",
+    "` onxss=1 <x-xss>",
+)
+
+
+def fill(site, database):
+    """Batches in every state, late writes, fences in doubt, letters, ledgers and feeds."""
+    with Lab(database) as lab, site.client() as http:
+        lab.queue()
+        _batches(lab, http)
+        write_letters(lab, *CORPUS)
+        with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
+            for text in CORPUS:
+                with suppress(TimeoutError), helix.fence(text, key=text):
+                    raise TimeoutError(text)
+            ledger = helix.ledger("dispatch", Machine({"ASKED": ["SENT"], "SENT": []}))
+            for text in CORPUS:
+                ledger.append(text, 1, "ASKED", {"text": text}, node=text)
+        http.put("/v1/feeds/notify", json={"ledger": "dispatch"}).raise_for_status()
+        for row in http.get("/v1/queues", params={"limit": 1}).json()["rows"]:
+            http.post(f"/v1/queues/{row['name']}/pause", json={"reason": CORPUS[1]})
+            http.post(f"/v1/queues/{row['name']}/resume", json={"reason": CORPUS[2]})
+        return lab.q
+
+
+def _batches(lab, http):
+    for place, text in enumerate(CORPUS):
+        payload = {text: [text, {"deep": text}]}
+        for identity in (text, f"twin-{text}", f"TWIN-{text}"):
+            answer = submit(http, lab, identity, payload, source=source(identity, place))
+            assert answer.status_code == 201, answer.text
+        submit(http, lab, text, payload)
+        submit(http, lab, text, {"other": text})
+        submit(http, lab, f"\u200b{text}")
+        [first] = lab.claim(worker=text)
+        lab.pass_time(lab.batch_number(first.batch_id))
+        [second] = lab.claim(worker=f"second {text}")
+        lab.settle(completion(first), worker=text)
+        if place % 3 == 0:
+            lab.settle(completion(second, '{"reads": "<x-xss>"}'), worker=f"second {text}")
+        elif place % 3 == 1:
+            failed = failure(second, failure="Broken", detail=text, permanent=True)
+            lab.settle(failed, worker=f"second {text}")
+
+
+def source(text, place):
+    return {"kind": "stream", "name": f"s{place}", "id": text}

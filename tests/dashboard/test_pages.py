@@ -1,0 +1,166 @@
+"""Every page, read without a browser: links lead somewhere, and no text of a client is markup."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from urllib.parse import urljoin, urlsplit
+
+import pytest
+
+from helixqueue.dashboard.navigation import SECTIONS
+from tests.dashboard.conftest import sign_in
+from tests.dashboard.hostile_data import CORPUS, fill
+
+PAGES_MAX = 160
+VOID = {"meta", "link", "input", "br", "hr", "img"}
+NAVIGATION = [entry.path for section in SECTIONS for entry in section.entries]
+
+
+class Markup(HTMLParser):
+    """The elements of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements = []
+        self._open = []
+        self.feed(text)
+        self.close()
+        assert self._open == [], f"elements that are not closed: {self._open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open, f"</{tag}> closes nothing"
+        assert self._open.pop() == tag
+
+    def links(self):
+        return [attrs["href"] for tag, attrs in self.elements if tag == "a" and "href" in attrs]
+
+
+@pytest.fixture(scope="module")
+def hostile(site, database):
+    return fill(site, database)
+
+
+@pytest.fixture(scope="module")
+def crawled(site, hostile):
+    """The pages that a person reaches from the navigation, by URL."""
+    pages = {}
+    with sign_in(site) as person:
+        waiting = [*NAVIGATION, f"/queues/{hostile}", f"/batches?queue={hostile}&state=FAILED"]
+        while waiting and len(pages) < PAGES_MAX:
+            url = waiting.pop(0)
+            if url in pages:
+                continue
+            answer = person.get(url)
+            assert answer.status_code in {200, 303}, (url, answer.status_code, answer.text[:2000])
+            if not answer.headers.get("content-type", "").startswith("text/html"):
+                continue
+            pages[url] = answer
+            found = [urljoin(url, link.partition("#")[0]) for link in Markup(answer.text).links()]
+            waiting += [link for link in dict.fromkeys(found) if not urlsplit(link).netloc]
+    return pages
+
+
+def test_every_link_leads_to_a_page_and_every_template_is_shown(crawled):
+    assert len(crawled) > 60
+    shapes = {re.sub(r"/[^/?]*[0-9<%].*|\?.*", "/…", url) for url in crawled}
+    for path in ("/batches/…", "/fences/…", "/letters/…", "/workers/…", "/queues/…"):
+        assert path in shapes or any(url.startswith(path[:-1]) for url in crawled), path
+
+
+def test_no_text_of_a_client_becomes_markup_on_any_page(crawled):
+    shown = "".join(answer.text for answer in crawled.values())
+    for url, answer in crawled.items():
+        for tag, attrs in Markup(answer.text).elements:
+            assert tag != "x-xss", url
+            assert not {name for name in attrs if name.startswith("on")}, (url, tag, attrs)
+            assert "style" not in attrs, (url, tag, attrs)
+            for name in ("href", "action", "src"):
+                target = attrs.get(name) or ""
+                assert target.startswith(("/", "#", "?")) or not target, (url, target)
+        assert "39483" not in answer.text, url  # an expression of a template that was evaluated
+    assert shown.count("&lt;x-xss") > 10 * len(CORPUS)  # the corpus was shown
+
+
+def test_pages_have_no_script_or_style_of_their_own_and_a_strict_policy(crawled):
+    for url, answer in crawled.items():
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["referrer-policy"] == "same-origin"
+        assert answer.headers["cache-control"] == "no-store", url
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        elements = Markup(answer.text).elements
+        assert not [tag for tag, _ in elements if tag in {"style", "iframe", "object", "base"}]
+        scripts = [attrs for tag, attrs in elements if tag == "script"]
+        assert all(attrs.get("src", "").startswith("/static/") for attrs in scripts), url
+
+
+def test_ids_are_unique_and_every_form_is_checked(crawled):
+    for url, answer in crawled.items():
+        elements = Markup(answer.text).elements
+        ids = [attrs["id"] for _, attrs in elements if "id" in attrs]
+        assert len(ids) == len(set(ids)), url
+        posts = sum(attrs.get("method") == "post" for tag, attrs in elements if tag == "form")
+        tokens = sum(attrs.get("name") == "form" for tag, attrs in elements if tag == "input")
+        assert posts == tokens, url
+        for tag, attrs in elements:
+            if tag == "svg" and "role" in attrs:
+                assert attrs.get("aria-label"), url
+
+
+def test_payloads_and_details_are_hidden_without_the_right(site, hostile, crawled):
+    batches = [url for url in crawled if re.fullmatch(r"/batches/[0-9a-f-]{36}", url)][:8]
+    assert batches
+    with sign_in(site, scopes=("read",)) as reader:
+        for url in [*batches, "/activity", f"/batches?queue={hostile}&state=FAILED"]:
+            page = reader.get(url)
+            assert page.status_code == 200
+            assert "deep" not in page.text, url
+            assert ">Payload<" not in page.text
+        assert "/tokens" not in Markup(reader.get("/").text).links()
+        assert reader.get("/tokens").status_code == 403
+
+
+def test_person_sees_only_the_own_tenant(site, hostile, crawled):
+    with sign_in(site, tenant="b") as stranger:
+        assert hostile not in stranger.get("/").text
+        for url in crawled:
+            if re.fullmatch(r"/(batches|fences|letters|queues)/[^?]+", url):
+                assert stranger.get(url).status_code == 404, url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/batches?state=NOTHING", "/batches?queue=%00", "/batches?since=yesterday",
+        "/batches?unknown=1", "/batches?queue=a&queue=b", "/batches/nothing", "/queues/NOTHING",
+        "/letters/0", "/letters/99999999999999999999", "/fences/%FF", "/search?q=%00",
+        "/queues?after=nothing", "/live?of=//evil.example/",
+        "/live?of=/nothing", "/ledgers/nothing?entity=x",
+    ],
+)  # fmt: skip
+def test_wrong_address_gets_a_page_that_says_so(person, url):
+    answer = person.get(url)
+    assert 400 <= answer.status_code < 500
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "x-xss" not in {tag for tag, _ in Markup(answer.text).elements}
+    assert "Traceback" not in answer.text
+
+
+def test_empty_tenant_is_told_what_to_do_next(site):
+    with sign_in(site, tenant="empty") as person:
+        assert "helixq submit" in person.get("/").text
+        for path in NAVIGATION[1:]:
+            page = person.get(path)
+            assert page.status_code == 200, path
+            if path not in {"/proof", "/docs", "/tokens", "/activity"}:
+                assert 'class="empty"' in page.text, path
