@@ -125,7 +125,7 @@ twins: $(READY) ## Regenerate the sync twins of the async modules
 lines: ## Count the lines of Python in src that are written by hand
 	@grep -rL --include '*.py' '^# Generated from ' src | xargs cat | wc -l
 
-DEBIAN := postgresql-15 pgbouncer nginx prometheus redis-server
+DEBIAN := postgresql-15 pgbouncer nginx prometheus redis-server chromium fonts-inter fonts-jetbrains-mono
 # Debian packages for some tests. CI installs them; elsewhere tests without their program are skipped
 # with a message.
 debian:
