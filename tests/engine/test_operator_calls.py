@@ -224,7 +224,7 @@ def test_retired_key_still_answers_duplicates(lab, state):
     assert lab.rows(
         "select identity, raw, payload, limit_key, retired_at is not null,"
         " tombstone = helix.tombstone_hash(key, fingerprint, queue, entry, version, state, attempt,"
-        " ended_at, retired_at) from helix.batch where id = %s",
+        " ended_at, retired_at, revision) from helix.batch where id = %s",
         number,
     ) == [(None, None, None, None, True, True)]
     for table in ("work", "result", "ended", "refusal"):

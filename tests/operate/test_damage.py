@@ -52,7 +52,10 @@ def do_without_triggers(connection, statements):
         connection.execute(f"alter table helix.{table} disable trigger all")
     for statement in statements:
         done = connection.execute(statement.encode())
-        assert done.rowcount != 0 or ";" in statement, f"changed nothing: {statement}"
+        touched = [done.rowcount]  # of every command; -1 for one without rows
+        while done.nextset():
+            touched.append(done.rowcount)
+        assert 0 not in touched, f"changed nothing: {statement}"
     for table in tables:
         for (name,) in connection.execute(
             "select tgname from pg_trigger where tgrelid = %s::regclass and not tgisinternal",

@@ -803,8 +803,8 @@ begin
     from judged j where j.verdict = 'refused' and j.tenant is not null
     order by j.batch, j.number, j.epoch
     on conflict (batch, number, epoch, operation, worker) do update
-      set times = r.times + 1, last_at = clock_timestamp(), owner = excluded.owner,
-          owner_number = excluded.owner_number, state = excluded.state, why = excluded.why
+      -- The rest stays as it was first refused: seals cover it.
+      set times = r.times + 1, last_at = clock_timestamp()
   )
   select j.batch, j.verdict, case j.verdict when 'refused' then j.owner end, j.state_now, false,
          j.verdict = 'repeat' and coalesce(j.mismatch, false)
@@ -3728,7 +3728,7 @@ begin
       from helix.work w where w.batch > p_after and w.batch <= p_last
     ),
     ids as materialized (
-      select i.entry as id from item i union select i.number from item i where i.leased
+      select i.entry as id from item i union select i.number from item i where i.number is not null
     ),
     step as materialized (
       select e.id, e.from_state, e.to_state, u.batch, u.version
@@ -3743,10 +3743,10 @@ begin
     where s.id is null
     union all
     select helix.new_finding('audit_missing', i.batch, i.number, i.queue,
-                             format('the lease of %s has no ledger entry of its claim', i.actor))
+                             format('claim %s, the last one of the batch, has no ledger entry', i.number))
     from item i
     left join step s on s.id = i.number and s.batch = i.batch and s.from_state = 'PENDING'
-    where i.leased and i.number is distinct from i.entry and s.id is null
+    where i.number <> i.entry and s.id is null
     union all
     select helix.new_finding('duplicate_assignment', i.batch, i.number, i.queue,
                              format('%s was assigned a batch that was assigned already', i.actor))
@@ -5329,12 +5329,13 @@ CREATE FUNCTION helix.measure_findings() RETURNS void
     AS $$
 begin
   perform helix.set_gauges(
-    '{helix_duplicate_active_assignments,helix_leases_overdue,helix_stalled_pending}',
+    '{helix_audit_missing,helix_duplicate_active_assignments,helix_leases_overdue,helix_stalled_pending}',
     array(
       select row(coalesce(q.tenant, '*'), n.name, coalesce(q.name, ''), '',
                  coalesce(sum(case n.kind when 'stalled_pending' then (f.detail::json ->> 'number')::int
                               else 1 end) filter (where f.kind is not null), 0))::helix.metric
-      from (values ('duplicate_assignment', 'helix_duplicate_active_assignments'),
+      from (values ('audit_missing', 'helix_audit_missing'),
+                   ('duplicate_assignment', 'helix_duplicate_active_assignments'),
                    ('lease_overdue', 'helix_leases_overdue'),
                    ('stalled_pending', 'helix_stalled_pending')) as n (kind, name)
       cross join (select q.id, q.tenant, q.name from helix.queue q
@@ -6481,6 +6482,7 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
     group by q.id
   ),
   erased as (select distinct d.batch from helix.decision d where d.kind = 'erased'),
+  unnamed as (select distinct d.batch from helix.decision d where d.kind = 'unnamed'),
   compared as (
     select coalesce(b.id, w.batch) as batch, q.tenant, q.name as queue, w.state, w.version, w.attempt,
            w.actor, w.deadline, w.lane, a.most,
@@ -6492,13 +6494,15 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
            case when b.retired_at is not null
                 then b.tombstone is distinct from
                      helix.tombstone_hash(b.key, b.fingerprint, b.queue, b.entry, b.version, b.state,
-                                          b.attempt, b.ended_at, b.retired_at)
+                                          b.attempt, b.ended_at, b.retired_at, b.revision)
                 else not (b.ended_at, b.entry, b.version, b.state, b.attempt, b.tombstone) is null
            end as tombstone_edited,
            b.identity is not null
              and b.key <> helix.derive_key(q.tenant, q.name, b.identity, b.revision) as other_key,
            b.id is not null and b.payload is null and b.retired_at is null and erased.batch is null
              as payload_gone,
+           b.id is not null and b.identity is null and b.retired_at is null and erased.batch is null
+             and unnamed.batch is null as identity_gone,
            w.queue <> b.queue as other_queue,
            w.batch is not null and b.id is not null and q.id is not null
              and (l.queue, l.class, l.priority) is distinct from (q.name, b.class, b.priority::smallint)
@@ -6532,6 +6536,7 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
     left join allowed a on a.id = q.id
     left join helix.lane l on l.id = w.lane
     left join erased on erased.batch = b.id
+    left join unnamed on unnamed.batch = b.id
     left join helix.epoch e on e.number = w.epoch
     left join (select q.number, min(q.due) as due from helix.request q group by q.number) r
       on s.leased and r.number = w.number
@@ -6539,6 +6544,7 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
   bad as materialized (
     select c.* from compared c
     where c.unplaced or c.unasked or c.half_retired or c.tombstone_edited or c.other_key or c.payload_gone
+       or c.identity_gone
        or c.other_queue or c.other_lane or c.other_options or c.queueless or c.exhausted
        or c.contradictory or c.unknown_token or c.other_token or c.unreachable or c.stuck or c.endless
   )
@@ -6593,6 +6599,13 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
   -- action: Restore it from a backup.
   select 'payload_gone', jsonb_build_object('batch', b.batch, 'tenant', b.tenant, 'queue', b.queue)
   from bad b where b.payload_gone
+  union all
+  -- name: identity_gone
+  -- promise: G1
+  -- means: The identity is empty, but no decision records that it was erased, or that none was submitted.
+  -- action: Restore it from a backup; the key shows whether it is the right one.
+  select 'identity_gone', jsonb_build_object('batch', b.batch, 'tenant', b.tenant, 'queue', b.queue)
+  from bad b where b.identity_gone
   union all
   -- name: queue_differs
   -- promise: G10
@@ -6725,6 +6738,24 @@ CREATE FUNCTION helix.read_check_counters() RETURNS SETOF helix.violation
                    group by w.queue, w.limit_key) w on w.queue = k.queue and w.limit_key = k.key) c
   left join helix.queue q on q.id = c.queue
   where c.held <> c.live
+  union all
+  -- name: limit_key_missing
+  -- promise: G6
+  -- means: A batch names a limit key that has no row in helix.key_limit: no claim takes it.
+  -- action: Insert the row with the number of live leases under the key, or restore the key of the batch.
+  select 'limit_key_missing', jsonb_build_object('batch', w.batch, 'key', w.limit_key)
+  from helix.work w
+  left join helix.key_limit k on k.queue = w.queue and k.key = w.limit_key
+  where w.limit_key is not null and k.key is null
+  union all
+  -- name: sequence_near_end
+  -- promise: G6
+  -- means: A sequence has used nine tenths of its numbers: soon no batch can be submitted or claimed.
+  -- action: Nothing of the engine draws so many: it was set ahead. Set it back above the highest number in use,
+  --         then run helixq recover.
+  select 'sequence_near_end', jsonb_build_object('sequence', s.sequencename, 'last_value', s.last_value)
+  from pg_sequences s
+  where s.schemaname = 'helix' and s.last_value > s.max_value / 10 * 9
   union all
   -- name: sequence_behind
   -- promise: G1
@@ -7198,7 +7229,7 @@ CREATE FUNCTION helix.read_check_settings() RETURNS SETOF helix.violation
   -- action: Set its interval again, with helix.set_duty_v1, which makes it due at once.
   select 'duty_put_off', jsonb_build_object('duty', d.duty, 'next_at', d.next_at)
   from helix.duty d
-  where d.next_at > clock_timestamp() + greatest(d.every, make_interval(secs => d.seconds)) + interval '5 s'
+  where d.next_at > clock_timestamp() + greatest(d.every, make_interval(secs => least(d.seconds, 3600))) + interval '5 s'
 $$;
 
 ALTER FUNCTION helix.read_check_settings() OWNER TO helix_reader;
@@ -10264,7 +10295,7 @@ begin
   set retired_at = v_now, ended_at = w.changed_at, entry = w.entry, version = w.version, state = w.state,
       attempt = w.attempt, identity = null, raw = null, limit_key = null, payload = null,
       tombstone = helix.tombstone_hash(b.key, b.fingerprint, b.queue, w.entry, w.version, w.state,
-                                       w.attempt, w.changed_at, v_now)
+                                       w.attempt, w.changed_at, v_now, b.revision)
   from helix.work w where b.id = any (p_batch) and w.batch = b.id;
   -- The record by which `check` finds tombstones that were removed, edited or made by hand.
   insert into helix.decision (tenant, queue, kind, actor, detail)
@@ -10802,7 +10833,7 @@ begin
                 union all
                 -- Without the columns that a repeated refusal changes.
                 select 'refusal', concat_ws(' ', lpad(f.batch::text, 20, '0'), f.number, f.epoch, f.operation, f.worker),
-                       helix.row_hash(to_jsonb(f) - '{times,last_at,owner,owner_number,state,why}'::text[])
+                       helix.row_hash(to_jsonb(f) - '{times,last_at}'::text[])
                 from helix.refusal f where f.xid >= p_from and f.xid < p_to
                 union all
                 select 'fence', lpad(v.life::text, 20, '0') || ' ' || lpad(v.version::text, 10, '0'), v.hash::bytea
@@ -11615,6 +11646,10 @@ begin
     perform helix.insert_work(v_queue, p_actor, v_now, v_place, v_id, coalesce(v_lane, array[v_usual]),
                               coalesce(v_turn, array[v_after]), p_payload, p_run_at, p_expires_at,
                               p_limit_key);
+    -- By this record `check` knows an identity that was removed from one that never was.
+    insert into helix.decision (tenant, queue, kind, batch, actor)
+    select p_tenant, p_queue, 'unnamed', v_id[n.place], p_actor
+    from unnest(v_place) as n (place) where p_identity[n.place] is null;
     return query
       select n.place, 'new', v_key[n.place]::helix.key, v_print[n.place], 'PENDING'::helix.state,
              null::text, case when p_identity[n.place] is null then 'stored without identity' end,
@@ -11954,16 +11989,16 @@ $$;
 
 ALTER FUNCTION helix.time_bucket(p_seconds double precision) OWNER TO helix_engine;
 
--- Name: tombstone_hash(bytea, bytea, integer, bigint, integer, helix.state, smallint, timestamp with time zone, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: tombstone_hash(bytea, bytea, integer, bigint, integer, helix.state, smallint, timestamp with time zone, timestamp with time zone, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone) RETURNS bytea
+CREATE FUNCTION helix.tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone, p_revision text) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
   select sha256(p_key || p_fingerprint || timestamptz_send(p_ended_at) || timestamptz_send(p_retired_at)
-                || convert_to(concat_ws('>', p_queue, p_entry, p_version, p_state, p_attempt), 'UTF8'))
+                || convert_to(concat_ws('>', p_queue, p_entry, p_version, p_state, p_attempt, p_revision), 'UTF8'))
 $$;
 
-ALTER FUNCTION helix.tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone) OWNER TO helix_engine;
+ALTER FUNCTION helix.tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone, p_revision text) OWNER TO helix_engine;
 
 -- Name: turn_after(integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -12198,7 +12233,7 @@ CREATE TABLE helix.decision (
     detail helix.long_text,
     xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
     hash helix.sha256 NOT NULL,
-    CONSTRAINT decision_kind_check CHECK ((kind = ANY (ARRAY['duplicate'::text, 'conflict'::text, 'refused'::text, 'erased'::text, 'setting'::text, 'retired'::text, 'audit'::text])))
+    CONSTRAINT decision_kind_check CHECK ((kind = ANY (ARRAY['duplicate'::text, 'conflict'::text, 'refused'::text, 'erased'::text, 'setting'::text, 'retired'::text, 'audit'::text, 'unnamed'::text])))
 );
 
 ALTER TABLE ONLY helix.decision FORCE ROW LEVEL SECURITY;
@@ -16682,11 +16717,11 @@ REVOKE ALL ON FUNCTION helix.tenants_with_work(p_queues text[], p_mine integer[]
 
 REVOKE ALL ON FUNCTION helix.time_bucket(p_seconds double precision) FROM PUBLIC;
 
--- Name: FUNCTION tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone, p_revision text); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone) TO helix_reader;
-GRANT ALL ON FUNCTION helix.tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone) TO helix_operator;
+REVOKE ALL ON FUNCTION helix.tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone, p_revision text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone, p_revision text) TO helix_reader;
+GRANT ALL ON FUNCTION helix.tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone, p_revision text) TO helix_operator;
 
 -- Name: FUNCTION turn_after(p_lane integer, p_queue integer); Type: ACL; Schema: helix; Owner: helix_engine
 

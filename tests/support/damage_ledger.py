@@ -282,7 +282,10 @@ LEDGER = {
         "delete from helix.queue where name = 'still'",
     ),
     "a batch was given to another tenant": (
-        {"queue_differs", "step_of_other_queue", "ended_missing", "ended_unknown"},
+        {
+            "queue_differs", "step_of_other_queue", "ended_missing", "ended_unknown",
+            "limit_key_missing",
+        },
         f"update helix.work set queue = {OTHERS_QUEUE} where batch = {{COMPLETED}}",
     ),
     "an end was left out": (

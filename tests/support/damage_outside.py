@@ -32,6 +32,23 @@ CATALOG = {
         "role_unsafe",
         "alter role helix_intake login",
     ),
+    "the body of a view was replaced, which names another actor": (
+        "schema_differs",
+        r"""do $$ begin execute 'create or replace view helix.fence_overview
+              with (security_invoker = true) as '
+              || regexp_replace(pg_get_viewdef('helix.fence_overview'::regclass),
+                                '\((f\.)?actor\)::text AS actor', '''eve''::text AS actor');
+           end $$""",
+    ),
+    "row-level security was switched off for the database": (
+        "schema_differs",
+        """do $$ begin execute format('alter database %I set row_security = off',
+                                       current_database()); end $$""",
+    ),
+    "a login of clients was given a role of the server that reads every table": (
+        "role_member",
+        "grant pg_read_all_data to app_a",
+    ),
     "the role of intakes was given a role of the server": (
         "role_member",
         "grant pg_read_all_data to helix_intake",

@@ -132,7 +132,8 @@ FORGERIES = {
         {"tombstone_not_recorded_so"},
         f"""update helix.batch b set ended_at = ended_at - interval '1 d', tombstone =
               helix.tombstone_hash(b.key, b.fingerprint, b.queue, b.entry, b.version, b.state,
-                                   b.attempt, b.ended_at - interval '1 d', b.retired_at)
+                                   b.attempt, b.ended_at - interval '1 d', b.retired_at,
+                                   b.revision)
             where id = {RETIRED} and not exists (
               select from helix.entry e where e.id = b.entry and e.batch is not null)""",
     ),
@@ -190,6 +191,12 @@ FORGERIES = {
 }  # fmt: skip
 
 RECORDS = {
+    "the present owner in a refusal was edited, with state and reason, and its hash recomputed": (
+        SEAL | {"sealed_record_changed"},
+        """update helix.refusal set owner = 'eve', state = 'FAILED', why = 'x'
+           where batch = (select min(batch) from helix.refusal)""",
+        f"update helix.refusal r set {REHASH_ROW} where why = 'x'",
+    ),
     "a refusal was deleted": (
         MISSED | {"retention deletes the refusals of a batch with it"},
         "delete from helix.refusal",
@@ -363,7 +370,31 @@ RECORDS = {
     "results were emptied": ({"result_missing"}, "truncate helix.result"),
     "ends were emptied": ({"ended_missing"}, "truncate helix.ended"),
     "claim calls were emptied": ({"lease_unreachable"}, "truncate helix.request"),
-    "counts of limit keys were emptied": ({"held_count_wrong"}, "truncate helix.key_limit"),
+    "counts of limit keys were emptied": (
+        {"held_count_wrong", "limit_key_missing"},
+        "truncate helix.key_limit",
+    ),
+    "a limit key was edited in both tables": (
+        {"limit_key_missing"},
+        "update helix.batch set limit_key = 'eve' where id = {COMPLETED}",
+        "update helix.work set limit_key = 'eve' where batch = {COMPLETED}",
+    ),
+    "the identities of all batches were removed": (
+        {"identity_gone"},
+        "update helix.batch set identity = null where identity is not null",
+    ),
+    "the revision of a tombstone was edited": (
+        {"tombstone_edited"},
+        f"update helix.batch set revision = 'x' where id = {RETIRED}",
+    ),
+    "a duty was put off, and its last run made long": (
+        {"duty_put_off"},
+        "update helix.duty set next_at = now() + interval '90 days', seconds = 1e7",
+    ),
+    "a sequence was set near its end": (
+        {"sequence_near_end"},
+        "select setval('helix.fence_number', 9223372036854775000)",
+    ),
     "the list of workers was emptied": (
         MISSED | {"for display only; no rule depends on it"},
         "truncate helix.worker",

@@ -34,9 +34,9 @@ ALERTS: Final = (
     ),
     Alert(
         "HelixAuditMissing",
-        "max by (tenant, queue) (increase(helix_audit_missing_total[1h])) > 0",
+        "max by (tenant, queue) (helix_audit_missing) > 0",
         "5m", "page",
-        "Assignments of queue {{ $labels.queue }} have no ledger entry.",
+        "VALUE assignments or steps of queue {{ $labels.queue }} have no ledger entry.",
         "audit-missing",
     ),
     Alert(
@@ -167,8 +167,7 @@ class Panel:
 
 PANELS: Final = (
     Panel("Duplicate assignments", "max by (tenant, queue) (helix_duplicate_active_assignments)"),
-    Panel("Missing audit entries per hour",
-          "max by (tenant, queue) (increase(helix_audit_missing_total[1h]))"),
+    Panel("Missing audit entries", "max by (tenant, queue) (helix_audit_missing)"),
     Panel("Claimable and waiting batches",
           'max by (tenant, queue) (helix_batches{state="PENDING"})'),
     Panel("Running batches", 'max by (tenant, queue) (helix_batches{state="RUNNING"})'),

@@ -78,7 +78,8 @@ from differing d where d.kind not in ('trigger', 'policy', 'function grant');
 -- name: role_member
 -- promise: G3
 -- means: A role that is neither a superuser nor the owner of this database may act as a role of the engine, or
---        a role of the engine may act as another role: it can create functions that the guards let through.
+--        a role of the engine may act as another role: it can create functions that the guards let through. Or a
+--        login of clients has a role of the server, such as pg_read_all_data, that passes by the functions.
 -- action: revoke the membership.
 select r.rolname as role, m.rolname as member
 from pg_auth_members a
@@ -87,7 +88,17 @@ join pg_roles m on m.oid = a.member
 where r.rolname in ('helix_owner', 'helix_engine', 'helix_reader')
       and not m.rolsuper
       and m.oid <> (select d.datdba from pg_database d where d.datname = current_database())
-   or m.rolname ~ '^helix_(owner|engine|reader|submit|work|read|payloads|operate|admin|intake|delegate|operator)$';
+   or m.rolname ~ '^helix_(owner|engine|reader|submit|work|read|payloads|operate|admin|intake|delegate|operator)$'
+union all
+-- A login of clients that may read or write all tables, or files and programs of the server.
+select p.rolname, m.rolname
+from pg_roles m
+join pg_roles p on p.rolname in ('pg_read_all_data', 'pg_write_all_data', 'pg_maintain', 'pg_read_server_files',
+                                 'pg_write_server_files', 'pg_execute_server_program')
+where m.rolcanlogin and not m.rolsuper and pg_has_role(m.oid, p.oid, 'member')
+  and exists (select from pg_roles c
+              where c.rolname ~ '^helix_(submit|work|read|payloads|operate|admin|intake|delegate)$'
+                and pg_has_role(m.oid, c.oid, 'member'));
 
 -- name: function_tampered
 -- promise: G3

@@ -88,10 +88,14 @@ select 'trigger', c.relname || '.' || g.tgname, g.tgenabled::text || ' ' || pg_g
 from rel c join pg_trigger g on g.tgrelid = c.oid and not g.tgisinternal
 union all
 select 'rule', c.relname || '.' || r.rulename,
-       -- The text of a view's own rule depends on the version of PostgreSQL.
-       r.ev_enabled::text || ' ' || case when c.relkind = 'v' and r.rulename = '_RETURN' then 'view'
-                                   else pg_get_ruledef(r.oid) end
+       r.ev_enabled::text || ' ' || case when c.relkind = 'v' and r.rulename = '_RETURN'
+                                         then 'view ' || md5(coalesce(
+                                           regexp_replace(v.body, '\m' || v.alias || '\.', '', 'g'), v.body))
+                                         else pg_get_ruledef(r.oid) end
 from rel c join pg_rewrite r on r.ev_class = c.oid
+-- The columns of a view of one table have its alias or not, depending on the version of PostgreSQL.
+cross join lateral (select pg_get_viewdef(c.oid) as body,
+                           substring(pg_get_viewdef(c.oid) from 'FROM \S+ (\w+);$') as alias) v
 union all
 select 'policy', c.relname || '.' || p.polname,
        concat_ws(' ', case when not p.polpermissive then 'restrictive' end, p.polcmd,
@@ -130,6 +134,13 @@ select a.kind || ' grant', a.name,
 from acl a cross join lateral aclexplode(a.list) g
 where g.grantee <> a.owner
 group by a.kind, a.name
+union all
+-- Settings of the database, or of a login in it, that switch off what the engine relies on.
+select 'setting', coalesce(nullif(s.setrole, 0)::regrole::text, 'database') || '.' || split_part(c.setting, '=', 1),
+       c.setting
+from pg_db_role_setting s cross join lateral unnest(s.setconfig) as c (setting)
+where s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
+  and c.setting ~* '^(row_security|session_replication_role|role|session_authorization)='
 union all
 select 'role', r.rolname::text,
        concat_ws(' ', case when r.rolsuper then 'superuser' end, case when r.rolcanlogin then 'login' end,

@@ -40,6 +40,8 @@ FAMILIES: Final = (
                  "Writes refused because another worker owns the batch.", label="operation"),
     MetricFamily("helix_duplicate_active_assignments", "gauge",
                  "Batches with more than one live assignment."),
+    MetricFamily("helix_audit_missing", "gauge",
+                 "Assignments and steps without their ledger entry."),
     MetricFamily("helix_audit_missing_total", "counter",
                  "Assignments and steps found without their ledger entry, each counted once."),
     MetricFamily("helix_stream_pending", "gauge",

@@ -112,10 +112,11 @@ $$;
 -- Covers what retention leaves of a batch, so that an edit of a tombstone shows.
 create function helix.tombstone_hash(
   p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer,
-  p_state helix.state, p_attempt smallint, p_ended_at timestamptz, p_retired_at timestamptz
+  p_state helix.state, p_attempt smallint, p_ended_at timestamptz, p_retired_at timestamptz,
+  p_revision text
 ) returns bytea language sql stable parallel safe as $$
   select sha256(p_key || p_fingerprint || timestamptz_send(p_ended_at) || timestamptz_send(p_retired_at)
-                || convert_to(concat_ws('>', p_queue, p_entry, p_version, p_state, p_attempt), 'UTF8'))
+                || convert_to(concat_ws('>', p_queue, p_entry, p_version, p_state, p_attempt, p_revision), 'UTF8'))
 $$;
 
 -- From public ids to batches of the session's tenants: a range of the key by the six bytes that the UUID

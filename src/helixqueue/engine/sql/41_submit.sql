@@ -258,6 +258,10 @@ begin
     perform helix.insert_work(v_queue, p_actor, v_now, v_place, v_id, coalesce(v_lane, array[v_usual]),
                               coalesce(v_turn, array[v_after]), p_payload, p_run_at, p_expires_at,
                               p_limit_key);
+    -- By this record `check` knows an identity that was removed from one that never was.
+    insert into helix.decision (tenant, queue, kind, batch, actor)
+    select p_tenant, p_queue, 'unnamed', v_id[n.place], p_actor
+    from unnest(v_place) as n (place) where p_identity[n.place] is null;
     return query
       select n.place, 'new', v_key[n.place]::helix.key, v_print[n.place], 'PENDING'::helix.state,
              null::text, case when p_identity[n.place] is null then 'stored without identity' end,

@@ -238,8 +238,8 @@ begin
     from judged j where j.verdict = 'refused' and j.tenant is not null
     order by j.batch, j.number, j.epoch
     on conflict (batch, number, epoch, operation, worker) do update
-      set times = r.times + 1, last_at = clock_timestamp(), owner = excluded.owner,
-          owner_number = excluded.owner_number, state = excluded.state, why = excluded.why
+      -- The rest stays as it was first refused: seals cover it.
+      set times = r.times + 1, last_at = clock_timestamp()
   )
   select j.batch, j.verdict, case j.verdict when 'refused' then j.owner end, j.state_now, false,
          j.verdict = 'repeat' and coalesce(j.mismatch, false)

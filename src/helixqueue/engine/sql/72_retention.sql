@@ -14,7 +14,7 @@ begin
   set retired_at = v_now, ended_at = w.changed_at, entry = w.entry, version = w.version, state = w.state,
       attempt = w.attempt, identity = null, raw = null, limit_key = null, payload = null,
       tombstone = helix.tombstone_hash(b.key, b.fingerprint, b.queue, w.entry, w.version, w.state,
-                                       w.attempt, w.changed_at, v_now)
+                                       w.attempt, w.changed_at, v_now, b.revision)
   from helix.work w where b.id = any (p_batch) and w.batch = b.id;
   -- The record by which `check` finds tombstones that were removed, edited or made by hand.
   insert into helix.decision (tenant, queue, kind, actor, detail)

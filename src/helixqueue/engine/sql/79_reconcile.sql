@@ -275,12 +275,13 @@ language plpgsql
 set enable_seqscan = on set enable_hashjoin = on set jit = off as $$
 begin
   perform helix.set_gauges(
-    '{helix_duplicate_active_assignments,helix_leases_overdue,helix_stalled_pending}',
+    '{helix_audit_missing,helix_duplicate_active_assignments,helix_leases_overdue,helix_stalled_pending}',
     array(
       select row(coalesce(q.tenant, '*'), n.name, coalesce(q.name, ''), '',
                  coalesce(sum(case n.kind when 'stalled_pending' then (f.detail::json ->> 'number')::int
                               else 1 end) filter (where f.kind is not null), 0))::helix.metric
-      from (values ('duplicate_assignment', 'helix_duplicate_active_assignments'),
+      from (values ('audit_missing', 'helix_audit_missing'),
+                   ('duplicate_assignment', 'helix_duplicate_active_assignments'),
                    ('lease_overdue', 'helix_leases_overdue'),
                    ('stalled_pending', 'helix_stalled_pending')) as n (kind, name)
       cross join (select q.id, q.tenant, q.name from helix.queue q
@@ -315,7 +316,7 @@ begin
 end
 $$;
 
--- Rows of a range of batches whose last step, or the claim of whose lease, is not in the ledger as it should;
+-- Rows of a range of batches whose last step, or whose last claim, is not in the ledger as it should;
 -- and leases that are overdue, also those that no claim call leads to.
 create function helix.find_in_rows(p_after bigint, p_last bigint) returns helix.finding[]
 language plpgsql stable
@@ -330,7 +331,7 @@ begin
       from helix.work w where w.batch > p_after and w.batch <= p_last
     ),
     ids as materialized (
-      select i.entry as id from item i union select i.number from item i where i.leased
+      select i.entry as id from item i union select i.number from item i where i.number is not null
     ),
     step as materialized (
       select e.id, e.from_state, e.to_state, u.batch, u.version
@@ -345,10 +346,10 @@ begin
     where s.id is null
     union all
     select helix.new_finding('audit_missing', i.batch, i.number, i.queue,
-                             format('the lease of %s has no ledger entry of its claim', i.actor))
+                             format('claim %s, the last one of the batch, has no ledger entry', i.number))
     from item i
     left join step s on s.id = i.number and s.batch = i.batch and s.from_state = 'PENDING'
-    where i.leased and i.number is distinct from i.entry and s.id is null
+    where i.number <> i.entry and s.id is null
     union all
     select helix.new_finding('duplicate_assignment', i.batch, i.number, i.queue,
                              format('%s was assigned a batch that was assigned already', i.actor))

@@ -13,6 +13,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
     group by q.id
   ),
   erased as (select distinct d.batch from helix.decision d where d.kind = 'erased'),
+  unnamed as (select distinct d.batch from helix.decision d where d.kind = 'unnamed'),
   compared as (
     select coalesce(b.id, w.batch) as batch, q.tenant, q.name as queue, w.state, w.version, w.attempt,
            w.actor, w.deadline, w.lane, a.most,
@@ -24,13 +25,15 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
            case when b.retired_at is not null
                 then b.tombstone is distinct from
                      helix.tombstone_hash(b.key, b.fingerprint, b.queue, b.entry, b.version, b.state,
-                                          b.attempt, b.ended_at, b.retired_at)
+                                          b.attempt, b.ended_at, b.retired_at, b.revision)
                 else not (b.ended_at, b.entry, b.version, b.state, b.attempt, b.tombstone) is null
            end as tombstone_edited,
            b.identity is not null
              and b.key <> helix.derive_key(q.tenant, q.name, b.identity, b.revision) as other_key,
            b.id is not null and b.payload is null and b.retired_at is null and erased.batch is null
              as payload_gone,
+           b.id is not null and b.identity is null and b.retired_at is null and erased.batch is null
+             and unnamed.batch is null as identity_gone,
            w.queue <> b.queue as other_queue,
            w.batch is not null and b.id is not null and q.id is not null
              and (l.queue, l.class, l.priority) is distinct from (q.name, b.class, b.priority::smallint)
@@ -64,6 +67,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
     left join allowed a on a.id = q.id
     left join helix.lane l on l.id = w.lane
     left join erased on erased.batch = b.id
+    left join unnamed on unnamed.batch = b.id
     left join helix.epoch e on e.number = w.epoch
     left join (select q.number, min(q.due) as due from helix.request q group by q.number) r
       on s.leased and r.number = w.number
@@ -71,6 +75,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   bad as materialized (
     select c.* from compared c
     where c.unplaced or c.unasked or c.half_retired or c.tombstone_edited or c.other_key or c.payload_gone
+       or c.identity_gone
        or c.other_queue or c.other_lane or c.other_options or c.queueless or c.exhausted
        or c.contradictory or c.unknown_token or c.other_token or c.unreachable or c.stuck or c.endless
   )
@@ -125,6 +130,13 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   -- action: Restore it from a backup.
   select 'payload_gone', jsonb_build_object('batch', b.batch, 'tenant', b.tenant, 'queue', b.queue)
   from bad b where b.payload_gone
+  union all
+  -- name: identity_gone
+  -- promise: G1
+  -- means: The identity is empty, but no decision records that it was erased, or that none was submitted.
+  -- action: Restore it from a backup; the key shows whether it is the right one.
+  select 'identity_gone', jsonb_build_object('batch', b.batch, 'tenant', b.tenant, 'queue', b.queue)
+  from bad b where b.identity_gone
   union all
   -- name: queue_differs
   -- promise: G10
@@ -251,6 +263,24 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
                    group by w.queue, w.limit_key) w on w.queue = k.queue and w.limit_key = k.key) c
   left join helix.queue q on q.id = c.queue
   where c.held <> c.live
+  union all
+  -- name: limit_key_missing
+  -- promise: G6
+  -- means: A batch names a limit key that has no row in helix.key_limit: no claim takes it.
+  -- action: Insert the row with the number of live leases under the key, or restore the key of the batch.
+  select 'limit_key_missing', jsonb_build_object('batch', w.batch, 'key', w.limit_key)
+  from helix.work w
+  left join helix.key_limit k on k.queue = w.queue and k.key = w.limit_key
+  where w.limit_key is not null and k.key is null
+  union all
+  -- name: sequence_near_end
+  -- promise: G6
+  -- means: A sequence has used nine tenths of its numbers: soon no batch can be submitted or claimed.
+  -- action: Nothing of the engine draws so many: it was set ahead. Set it back above the highest number in use,
+  --         then run helixq recover.
+  select 'sequence_near_end', jsonb_build_object('sequence', s.sequencename, 'last_value', s.last_value)
+  from pg_sequences s
+  where s.schemaname = 'helix' and s.last_value > s.max_value / 10 * 9
   union all
   -- name: sequence_behind
   -- promise: G1

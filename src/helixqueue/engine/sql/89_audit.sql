@@ -133,7 +133,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   -- action: Set its interval again, with helix.set_duty_v1, which makes it due at once.
   select 'duty_put_off', jsonb_build_object('duty', d.duty, 'next_at', d.next_at)
   from helix.duty d
-  where d.next_at > clock_timestamp() + greatest(d.every, make_interval(secs => d.seconds)) + interval '5 s'
+  where d.next_at > clock_timestamp() + greatest(d.every, make_interval(secs => least(d.seconds, 3600))) + interval '5 s'
 $$;
 
 -- Tombstones against the records of their retirement.

@@ -100,7 +100,7 @@ begin
                 union all
                 -- Without the columns that a repeated refusal changes.
                 select 'refusal', concat_ws(' ', lpad(f.batch::text, 20, '0'), f.number, f.epoch, f.operation, f.worker),
-                       helix.row_hash(to_jsonb(f) - '{times,last_at,owner,owner_number,state,why}'::text[])
+                       helix.row_hash(to_jsonb(f) - '{times,last_at}'::text[])
                 from helix.refusal f where f.xid >= p_from and f.xid < p_to
                 union all
                 select 'fence', lpad(v.life::text, 20, '0') || ' ' || lpad(v.version::text, 10, '0'), v.hash::bytea
