@@ -118,13 +118,13 @@ def test_sealed_ledger_verifies_after_more_events_and_offline(helixq, ledger, ke
 REWRITTEN = """
     with recursive chain as (
       select e.ledger, e.entity, e.version, null::bytea as before, helix.event_hash(null, e.key,
-             e.version, e.at, e.xid, e.feed_xid, e.fingerprint, e.node, 'mallory', e.violations,
-             convert_to(e.payload::text, 'UTF8')) as hash
+             e.version, e.at, e.position, e.feed_position, e.fingerprint, e.node, 'mallory',
+             e.violations, convert_to(e.payload::text, 'UTF8')) as hash
       from helix.ledger_event e join helix.ledger l on l.id = e.ledger
       where l.name = %s and e.entity = 'x' and e.version = 1
       union all
       select e.ledger, e.entity, e.version, c.hash, helix.event_hash(c.hash, e.key, e.version, e.at,
-             e.xid, e.feed_xid, e.fingerprint, e.node, 'mallory', e.violations,
+             e.position, e.feed_position, e.fingerprint, e.node, 'mallory', e.violations,
              convert_to(e.payload::text, 'UTF8'))
       from chain c join helix.ledger_event e
         on e.ledger = c.ledger and e.entity = c.entity and e.version = c.version + 1)

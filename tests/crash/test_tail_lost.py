@@ -126,7 +126,7 @@ def test_tokens_after_the_failover_have_a_higher_epoch_and_no_number_is_reused(p
     fresh = {lease.batch for lease in leases if lease.identity.startswith("new-")}
     assert min(fresh) > max(item.batch for item in known)
     assert new.rows("select number, timeline, reason from helix.epoch order by number")[1:] == [
-        (leases[0].token.epoch, "00000002", "timeline")
+        (leases[0].token.epoch, "00000002", "server")
     ]
     assert_consistent(new)
 

@@ -25,9 +25,9 @@ PAGES = Path(__file__).parents[2] / RUNBOOKS
 CODE = re.compile(r"`([^`]+)`")
 SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 SECOND_CLAIM = """
-    insert into helix.entry (id, part, at, xid, epoch, from_state, to_state, reason, late, hash,
-                             actor, batch, queue, version, attempt, before)
-    select nextval('helix.entry_id'), 1, now(), pg_current_xact_id()::text::bigint, w.epoch,
+    insert into helix.entry (id, part, at, position, epoch, from_state, to_state, reason, late,
+                             hash, actor, batch, queue, version, attempt, before)
+    select nextval('helix.entry_id'), 1, now(), helix.current_position(), w.epoch,
            'PENDING', 'RUNNING', 'started', false, sha256('x'), 'eve', array[w.batch],
            array[w.queue], array[w.version + 2], array[w.attempt + 1::smallint], array[w.entry]
     from helix.work w where w.batch = {RUNNING}"""

@@ -72,7 +72,8 @@ def test_claim_may_ask_for_another_length_of_lease(lab):
 
 # The columns of an entry as `entry_hash` wants them.
 ENTRIES = """
-select e.id, e.part, e.at, e.xid, e.epoch, e.from_state::text, e.to_state::text, e.reason::text,
+select e.id, e.part, e.at, e.position, e.epoch, e.from_state::text, e.to_state::text,
+  e.reason::text,
        e.late, e.hash, e.actor, array_send(e.batch), array_send(e.queue), array_send(e.version),
        array_send(e.attempt), array_send(e.before), array_send(e.content)
 from helix.entry e

@@ -51,8 +51,8 @@ FAR = timedelta(days=1)
 # The columns of an entry as `fold` wants them. Examples follow each other, so what comes after the
 # first entry of one is its own.
 ENTRIES = """
-select id, part, at, xid, epoch, from_state::text, to_state::text, reason::text, late, hash, actor,
-       array_send(batch), array_send(queue), array_send(version), array_send(attempt),
+select id, part, at, position, epoch, from_state::text, to_state::text, reason::text, late, hash,
+       actor, array_send(batch), array_send(queue), array_send(version), array_send(attempt),
        array_send(before), array_send(content)
 from helix.entry where id > %s order by id, part
 """

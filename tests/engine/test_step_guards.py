@@ -454,7 +454,8 @@ def test_step_whose_predecessor_is_missing_is_refused(database, lab):
 
 
 LEDGER = {
-    "an entry of one's own": "insert into helix.entry (id, part, at, xid, to_state, reason, late,"
+    "an entry of one's own": "insert into helix.entry (id, part, at, position, to_state, "
+    "reason, late,"
     " actor, batch, queue, version, attempt, hash) values (nextval('helix.entry_id'), 1, now(), 1,"
     " 'PENDING', 'submitted', false, 'eve', '{1}', '{1}', '{1}', '{0}', '')",
     "another actor": "update helix.entry set actor = 'eve'",

@@ -217,7 +217,8 @@ def test_user_defined_trigger_cannot_write_entries(database):
                 create temp table mine (n int);
                 create function pg_temp.forge() returns trigger language plpgsql as $$
                 begin
-                  insert into helix.entry (id, part, at, xid, from_state, to_state, reason, late,
+                  insert into helix.entry (id, part, at, position, from_state, to_state, reason,
+                  late,
                                            actor, batch, queue, version, attempt, before, hash)
                   values (100, 1, now(), 1, 'PENDING', 'CANCELLED', 'cancelled', false,
                           'eve', '{1}', '{1}', '{2}', '{0}', '{1}', '');

@@ -334,7 +334,7 @@ def test_function_with_side_output_sees_no_foreign_row(wall):
             "select 1 from helix.read_batches_v1('all') b where pg_temp.tell(b.identity)"
         )
         connection.execute(
-            "select 1 from helix.read_changes_v1(0, 0, 0, null, 1::bigint << 40, 1000) c"
+            "select 1 from helix.read_changes_v1(0, 0, 0, null, 1::bigint << 61, 1000) c"
             " where pg_temp.tell(c.actor)"
         )
     assert "mine-1" in heard
@@ -356,7 +356,7 @@ IDLE = {
     "queue_requires_v1", "resolve_fence_v1", "sweep_fences_v1", "preview_fence_v1",
     "authenticate_v1", "assume_v1", "tenant_key_v1",
     "resolve_by_token_v1", "redeem_login_v1", "end_session_v1", "run_duty_v1", "ledger_hint_key_v1",
-    "seal_position_v1", "seal_pages_v1", "seal_witness_v1",
+    "change_mark_v1", "seal_position_v1", "seal_pages_v1", "seal_witness_v1",
     "set_duty_v1", "knows_group_v1", "stream_groups_v1",
 }  # fmt: skip
 

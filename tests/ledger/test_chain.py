@@ -47,7 +47,7 @@ entries = st.builds(
     id=signed(64),
     part=signed(16),
     at=moments,
-    xid=signed(64),
+    position=signed(64),
     epoch=st.none() | signed(32),
     from_state=st.none() | states,
     to_state=states,
@@ -67,7 +67,7 @@ KINDS = {INT8: "int8", INT4: "int4", INT2: "int2", BYTEA: "bytea"}
 SQL = """
 select helix.entry_hash(
   p_hashes => %(hashes)s::bytea[], p_id => %(id)s::bigint, p_part => %(part)s::smallint,
-  p_at => timestamptz '2000-01-01 00:00Z' + %(at)s::interval, p_xid => %(xid)s::bigint,
+  p_at => timestamptz '2000-01-01 00:00Z' + %(at)s::interval, p_position => %(position)s::bigint,
   p_epoch => %(epoch)s::int, p_from => %(from_state)s::helix.state,
   p_to => %(to_state)s::helix.state, p_reason => %(reason)s::helix.reason, p_late => %(late)s,
   p_actor => %(actor)s, p_batch => %(batch)s::bigint[], p_queue => %(queue)s::int[],
@@ -159,7 +159,7 @@ FIRST = LedgerEntry(
     id=1,
     part=1,
     at=0,
-    xid=700,
+    position=700,
     epoch=None,
     from_state=None,
     to_state="PENDING",

@@ -66,7 +66,7 @@ def life(*words):
                 id=number * 10,
                 part=1,
                 at=number * 1000,
-                xid=700 + number,
+                position=700 + number,
                 epoch=epoch,
                 from_state=state,
                 to_state=TARGETS[word],

@@ -218,8 +218,8 @@ DAMAGE = {
     ),
     "an entry was forged after a final state": (
         {Kind.AFTER_FINAL, Kind.ARROW, Kind.ATTEMPT, Kind.HASH, Kind.STATE},
-        """insert into helix.entry (id, part, at, xid, epoch, from_state, to_state, reason, late,
-                                    hash, actor, batch, queue, version, attempt, before)
+        """insert into helix.entry (id, part, at, position, epoch, from_state, to_state, reason,
+                                    late, hash, actor, batch, queue, version, attempt, before)
            select nextval('helix.entry_id'), 1, now(), 700, w.epoch, 'COMPLETED', 'PENDING',
                   'retried', false, sha256('x'), 'eve', array[w.batch], array[w.queue],
                   array[w.version + 1], array[w.attempt], array[w.entry]

@@ -70,7 +70,7 @@ TENANTS_DAMAGE = {
     ),
     "its entry": (
         {"hash_broken"},
-        f"""update helix.entry set xid = 1
+        f"""update helix.entry set position = 1
             where part = 1 and reason = 'submitted' and queue[1] = {OTHERS_QUEUE}""",
     ),
     "its result": (

@@ -16,22 +16,22 @@ from tests.support.ledger_damage import damage, with_batch_ids
 
 # A ledger entry that claims a batch, and the claim call that leads to it.
 CLAIM = """
-    insert into helix.entry (id, part, at, xid, epoch, from_state, to_state, reason, late, hash,
-                             actor, batch, queue, version, attempt, before)
-    select nextval('helix.entry_id'), 1, now(), {xid}, 1, 'PENDING', 'RUNNING', 'started', false,
-           sha256('x'), 'eve', array[w.batch], array[w.queue], array[w.version + 2],
+    insert into helix.entry (id, part, at, position, epoch, from_state, to_state, reason, late,
+                             hash, actor, batch, queue, version, attempt, before)
+    select nextval('helix.entry_id'), 1, now(), {position}, 1, 'PENDING', 'RUNNING', 'started',
+           false, sha256('x'), 'eve', array[w.batch], array[w.queue], array[w.version + 2],
            array[w.attempt + 1::smallint], array[{before}]
     from helix.work w where w.batch = {batch}"""
 CALL = """
     insert into helix.request (id, number, due, unsettled, worker)
     select gen_random_uuid(), last_value, now() + interval '1 min', 1, 'eve' from helix.entry_id"""
-NOW = "pg_current_xact_id()::text::bigint"
+NOW = "helix.current_position()"
 LOST_ENTRY = "update helix.work set entry = nextval('helix.entry_id') where batch = {batch}"
 LONG_AGO = "now() - interval '3 days'"
 
 
-def claim(batch, before="w.entry", xid=NOW):
-    return CLAIM.format(batch=batch, before=before, xid=xid)
+def claim(batch, before="w.entry", position=NOW):
+    return CLAIM.format(batch=batch, before=before, position=position)
 
 
 # What was seeded: the kind that the loop finds, and the statements.
@@ -41,7 +41,7 @@ SEEDS = {
     "a second claim of a running batch, in the ledger alone": (
         "duplicate_assignment", claim("{RUNNING}")),
     "a second claim of a running batch, which says that it is old": (
-        "duplicate_assignment", claim("{RUNNING}", xid="700"), CALL),
+        "duplicate_assignment", claim("{RUNNING}", position="700"), CALL),
     "a second claim of an assigned batch": (
         "duplicate_assignment", claim("{ASSIGNED}"), CALL),
     "a second claim that continues the same step as the first": (

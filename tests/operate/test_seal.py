@@ -40,7 +40,7 @@ def test_seal_continues_after_the_one_before_and_covers_only_what_is_new(busy):
     with sql_client(busy) as client:
         client.submit("after-1", "after-2")
     second = seal(busy, head_of(first))
-    assert (second["number"], second["from_xid"]) == (2, first["to_xid"])
+    assert (second["number"], second["from_position"]) == (2, first["to_position"])
     assert sum(page["rows"] for page in second["pages"] if page["kind"] == "entry") == 1
     assert second["counts"]["entry"] == first["counts"]["entry"] + 1
     assert broken(busy, [first, second]) == {}
@@ -63,7 +63,7 @@ def test_seal_waits_for_no_transaction_and_leaves_the_unfinished_to_the_next(bus
 def test_seal_locks_nothing_that_work_needs(busy):
     """Its session holds the locks of a reader only; batches pass all their steps beside it."""
     with busy.connect("operator", autocommit=False) as connection:
-        position = connection.execute("select xid from helix.seal_position_v1()").fetchone()
+        position = connection.execute("select reached from helix.seal_position_v1()").fetchone()
         pages = connection.execute("select * from helix.seal_pages_v1(0, %s)", position).fetchall()
         assert pages
         locks = connection.execute(
@@ -89,7 +89,7 @@ def test_seal_reads_what_is_new_and_not_what_there_is(database):
         return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
 
     def position():
-        return database.value("select txid_snapshot_xmin(txid_current_snapshot())")
+        return database.value("select helix.reached_position()")
 
     with sql_client(database) as client:
         client.queue()
@@ -118,15 +118,16 @@ def test_forged_missing_and_reordered_seals_are_found(busy):
     assert "seal_forged" in broken(busy, [first | {"signature": {}}])
 
 
-def test_seal_after_recover_starts_over_in_the_same_series(busy):
+def test_seal_after_recover_continues_the_series(busy):
     first = seal(busy)
     with sql_client(busy, "operator") as operator:
         operator.rows("select * from helix.recover_v1('ann', 'restored')")
     second = seal(busy, head_of(first))
-    assert (second["from_xid"], second["epoch"] > first["epoch"]) == (0, True)
+    assert second["from_position"] == first["to_position"]
+    assert int(second["to_position"]) >> 40 > int(first["to_position"]) >> 40
     assert broken(busy, [first, second]) == {}
     with pytest.raises(Refused, match="older state was restored"):
-        seal(busy, head_of(second | {"to_xid": 2**40}))
+        seal(busy, head_of(second | {"to_position": str(2**60)}))
 
 
 @pytest.mark.parametrize("role", ["app_a", "stranger"])
@@ -161,8 +162,8 @@ def test_every_edit_of_an_export_is_found(busy, tmp_path):
     edits = {
         "actor": "eve", "at": entry["at"] + 1, "late": not entry["late"], "reason": "expired",
         "batch": [7] * len(entry["batch"]), "version": [9] * len(entry["version"]),
-        "attempt": [9] * len(entry["attempt"]), "hash": "00" * 32, "xid": entry["xid"] + 1,
-    }  # fmt: skip
+        "attempt": [9] * len(entry["attempt"]), "hash": "00" * 32,
+    "position": entry["position"] + 1 }  # fmt: skip
     changed = tmp_path / "changed.jsonl"
     for member, value in edits.items():
         changed.write_text("\n".join([*lines[:3], json.dumps(entry | {member: value}), *lines[4:]]))
@@ -214,7 +215,7 @@ def test_empty_series_of_seals_proves_nothing(busy, tmp_path):
 def test_seal_after_a_malformed_one_is_a_finding(busy):
     first = seal(busy)
     second = seal(busy, head_of(first))
-    for malformed in ({}, {"number": 1}, first | {"to_xid": "x"}):
+    for malformed in ({}, {"number": 1}, first | {"to_position": "x"}):
         assert "seal_forged" in broken(busy, [malformed, second])
 
 
@@ -339,7 +340,7 @@ def test_history_has_no_forged_step_that_no_seal_covers(sample_export):
     submission = submitting(lines)
     number = max(submission["batch"])
     forged = lines[-1] | {
-        "id": lines[-1]["id"] + 1, "xid": sealed["to_xid"], "from_state": "PENDING",
+        "id": lines[-1]["id"] + 1, "position": int(sealed["to_position"]), "from_state": "PENDING",
         "to_state": "RUNNING", "reason": "started", "batch": [number], "version": [3],
         "queue": submission["queue"][:1], "attempt": [1], "before": [submission["id"]],
         "content": None,

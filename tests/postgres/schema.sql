@@ -159,7 +159,7 @@ ALTER DOMAIN helix.evidence OWNER TO helix_owner;
 -- Name: feed_event; Type: TYPE; Schema: helix; Owner: helix_owner
 
 CREATE TYPE helix.feed_event AS (
-	xid bigint,
+	"position" bigint,
 	number bigint,
 	version integer,
 	key text,
@@ -198,7 +198,7 @@ ALTER TYPE helix.reason OWNER TO helix_owner;
 CREATE TYPE helix.feed_step AS (
 	batch bigint,
 	version integer,
-	xid bigint,
+	"position" bigint,
 	queue integer,
 	from_state helix.state,
 	to_state helix.state,
@@ -408,7 +408,7 @@ CREATE TYPE helix.replay_entry AS (
 	id bigint,
 	part smallint,
 	at timestamp with time zone,
-	xid bigint,
+	"position" bigint,
 	epoch integer,
 	from_state text,
 	to_state text,
@@ -591,34 +591,39 @@ ALTER FUNCTION helix.add_histograms(p_left integer[], p_right integer[]) OWNER T
 
 -- Name: advance_feed_v1(text, text, bigint, bigint, integer, bigint, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint, p_to_number bigint, p_to_version integer, p_count integer) RETURNS boolean
+CREATE FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-  v_feed helix.feed;
+  v_feed   helix.feed;
+  v_events helix.feed_event[];
+  v_last   helix.feed_event;
 begin
   perform helix.enter_for(p_tenant);
   select * into v_feed from helix.feed f
   where f.tenant = p_tenant and f.name = p_feed and not f.paused
-    and (f.xid, f.number, f.version) = (p_xid, p_number, p_version)
+    and (f.position, f.number, f.version) = (p_position, p_number, p_version)
   for update;
-  if not found or not exists (
-    select from (select * from helix.feed_events(v_feed, least(p_count, 10000)) e
-                 order by e.xid desc, e.number desc, e.version desc limit 1) l
-    where (l.xid, l.number, l.version) = (p_to_xid, p_to_number, p_to_version))
+  if not found then
+    return false;
+  end if;
+  v_events := array(select e from helix.feed_page(v_feed, least(p_count, 10000)) e);
+  v_last := v_events[cardinality(v_events)];
+  if v_events = '{}'
+     or (v_last.position, v_last.number, v_last.version) <> (p_to_position, p_to_number, p_to_version)
   then
     return false;
   end if;
   update helix.feed f
-  set xid = p_to_xid, number = p_to_number, version = p_to_version, moved_at = clock_timestamp(),
-      delivered = f.delivered + p_count
+  set position = p_to_position, number = p_to_number, version = p_to_version, moved_at = clock_timestamp(),
+      delivered = f.delivered + p_count, lost = greatest(f.lost, helix.reported_gap(v_events))
   where f.tenant = p_tenant and f.name = p_feed;
   return true;
 end
 $$;
 
-ALTER FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint, p_to_number bigint, p_to_version integer, p_count integer) OWNER TO helix_engine;
+ALTER FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer) OWNER TO helix_engine;
 
 -- Name: all_metrics(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -825,32 +830,32 @@ CREATE FUNCTION helix.append_one_v1(p_tenant text, p_ledger text, p_actor text, 
     SET jit TO 'off'
     AS $$
 declare
-  v_tenants text[] := helix.enter_for(p_tenant);
-  v_actor   text := session_user;
-  v_now     timestamptz := clock_timestamp();
-  v_xid     bigint := pg_current_xact_id()::text::bigint;   -- First: on a standby this is the error.
-  v_sent    bytea := convert_to(p_payload, 'UTF8');
-  v_key     bytea := helix.event_key(p_tenant, p_ledger, p_entity, p_seq, p_kind, '');
-  v_answer  helix.appended;
+  v_tenants  text[] := helix.enter_for(p_tenant);
+  v_actor    text := session_user;
+  v_now      timestamptz := clock_timestamp();
+  v_position bigint := helix.current_position();   -- Before the insert: it may move the sequence ahead.
+  v_sent     bytea := convert_to(p_payload, 'UTF8');
+  v_key      bytea := helix.event_key(p_tenant, p_ledger, p_entity, p_seq, p_kind, '');
+  v_answer   helix.appended;
 begin
   if p_actor is not null then
     v_actor := helix.actor_of(p_actor);
   end if;
   insert into helix.ledger_event (
-    seq, at, xid, feed_xid, ledger, version, secret, is_strict, tenant, entity, kind, bound, key, fingerprint,
-    hash, node, actor, payload)
-  select p_seq, v_now, v_xid, t.feed_xid, t.ledger, p_seq, t.secret, true, t.tenant, p_entity, p_kind, '', v_key,
-         t.print,
-         helix.event_hash(t.before, v_key, p_seq::integer, v_now, v_xid, t.feed_xid, t.print, p_node, v_actor,
+    seq, at, position, feed_position, ledger, version, secret, is_strict, tenant, entity, kind, bound, key,
+    fingerprint, hash, node, actor, payload)
+  select p_seq, v_now, v_position, t.feed_position, t.ledger, p_seq, t.secret, true, t.tenant, p_entity, p_kind,
+         '', v_key, t.print,
+         helix.event_hash(t.before, v_key, p_seq::integer, v_now, v_position, t.feed_position, t.print, p_node, v_actor,
                           null, v_sent),
          p_node, v_actor, p_payload::json
   from (select l.id as ledger, l.tenant, s.id as secret, last.hash as before,
-               greatest(v_xid, last.feed_xid) as feed_xid,
+               greatest(v_position, last.feed_position) as feed_position,
                sha256(s.outer_pad || sha256(s.inner_pad || v_sent)) as print
         from helix.ledger l
         cross join lateral (select * from helix.secret order by id desc limit 1) s
         left join lateral (
-          select e.version, e.hash, e.feed_xid, e.kind from helix.ledger_event e
+          select e.version, e.hash, e.feed_position, e.kind from helix.ledger_event e
           where e.ledger = l.id and e.entity = p_entity order by e.version desc limit 1) last on true
         where l.tenant = p_tenant and l.name = p_ledger and l.is_strict and not l.bound and l.ignored = '{}'
           and helix.ledger_was_unique()
@@ -858,9 +863,6 @@ begin
           and p_seq = coalesce(last.version, 0) + 1 and l.machine ? p_kind
           and case when last.version is null then p_kind = any (l.initial)
                    else l.machine -> last.kind ? p_kind end
-          -- After a failover append_v1 moves the sequence ahead first; see current_epoch.
-          and (select e.timeline from helix.epoch e order by e.number desc limit 1)
-              = substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)
         offset 0) t
   on conflict do nothing;
   if found then
@@ -901,10 +903,10 @@ CREATE FUNCTION helix.append_round(p_ledger helix.ledger, p_actor text, p_place 
     LANGUAGE plpgsql
     AS $$
 declare
-  v_secret  helix.secret;
-  v_now     timestamptz := clock_timestamp();
-  v_xid     bigint := pg_current_xact_id()::text::bigint;
-  v_answers helix.appended[];
+  v_secret   helix.secret;
+  v_now      timestamptz := clock_timestamp();
+  v_position bigint := helix.current_position();   -- Before the insert: it may move the sequence ahead.
+  v_answers  helix.appended[];
 begin
   select * into v_secret from helix.secret s order by s.id desc limit 1;
   while p_place <> '{}' loop
@@ -922,12 +924,12 @@ begin
              sha256(v_secret.outer_pad
                     || sha256(v_secret.inner_pad || convert_to(s.compared, 'UTF8'))) as print,
              coalesce(last.version, 0) + 1 as next, last.hash as before,
-             greatest(v_xid, last.feed_xid) as feed_xid, coalesce(top.kind, last.kind) as state,
+             greatest(v_position, last.feed_position) as feed_position, coalesce(top.kind, last.kind) as state,
              coalesce(top.seq, last.seq) as reached, known.version as known_version,
              known.payload as known_payload, known.print = known_print.print as is_same
       from sent s
       left join lateral (
-        select e.version, e.hash, e.feed_xid, e.kind, e.seq from helix.ledger_event e
+        select e.version, e.hash, e.feed_position, e.kind, e.seq from helix.ledger_event e
         where e.ledger = p_ledger.id and e.entity = s.entity order by e.version desc limit 1) last on true
       left join lateral (   -- In a strict ledger the last event has the greatest seq.
         select e.kind, e.seq from helix.ledger_event e
@@ -964,11 +966,11 @@ begin
     ),
     written as (
       insert into helix.ledger_event as e (
-        seq, at, xid, feed_xid, ledger, version, secret, is_strict, tenant, entity, kind, bound, key,
+        seq, at, position, feed_position, ledger, version, secret, is_strict, tenant, entity, kind, bound, key,
         fingerprint, hash, node, actor, violations, payload)
-      select d.seq, v_now, v_xid, d.feed_xid, p_ledger.id, d.next, v_secret.id, p_ledger.is_strict,
+      select d.seq, v_now, v_position, d.feed_position, p_ledger.id, d.next, v_secret.id, p_ledger.is_strict,
              p_ledger.tenant, d.entity, d.kind, d.bound, d.key, d.print,
-             helix.event_hash(d.before, d.key, d.next, v_now, v_xid, d.feed_xid, d.print,
+             helix.event_hash(d.before, d.key, d.next, v_now, v_position, d.feed_position, d.print,
                               d.node, p_actor, d.rules, convert_to(d.payload, 'UTF8')),
              d.node, p_actor, d.rules, d.payload::json
       from decided d where d.decision = 'written'
@@ -1029,7 +1031,6 @@ begin
       from generate_series(1, cardinality(p_entity)) n;
     return;
   end if;
-  perform helix.current_epoch();   -- After a failover the sequence moves ahead first.
   if cardinality(p_entity) = 1 then
     return query select * from helix.append_round(v_ledger, v_actor, '{1}', p_entity, p_seq, p_kind, p_payload,
                                                   p_node);
@@ -1068,7 +1069,7 @@ begin
   from (select e.id from helix.entry e where e.id > v_from order by e.id limit p_limit * 10) e;
   update helix.entry e
   set batch = null, queue = null, version = null, attempt = null, before = null, content = null
-  where e.id > v_from and e.id <= v_to and e.batch is not null and e.xid < v_read
+  where e.id > v_from and e.id <= v_to and e.batch is not null and e.position < v_read
     and not exists (select from unnest(e.batch) as u (batch)
                     join helix.work w on w.batch = u.batch)
     and not exists (select from unnest(e.batch) as u (batch)
@@ -1445,6 +1446,20 @@ end
 $$;
 
 ALTER FUNCTION helix.case_folded(p_texts text[]) OWNER TO helix_engine;
+
+-- Name: change_mark_v1(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.change_mark_v1() RETURNS TABLE("position" bigint, at timestamp with time zone)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter();
+  return query select helix.reached_position() >> 40 << 40 | pg_current_xact_id()::text::bigint, now();
+end
+$$;
+
+ALTER FUNCTION helix.change_mark_v1() OWNER TO helix_engine;
 
 -- Name: check_asked(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1947,6 +1962,9 @@ CREATE TABLE helix.queue (
     stalled_after_seconds double precision DEFAULT 900 NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    lost_position bigint DEFAULT 0 NOT NULL,
+    lost_batch bigint DEFAULT 0 NOT NULL,
+    lost_version integer DEFAULT 0 NOT NULL,
     CONSTRAINT queue_backoff_max_seconds_check CHECK (((backoff_max_seconds >= (0)::double precision) AND (backoff_max_seconds <= (604800)::double precision))),
     CONSTRAINT queue_backoff_seconds_check CHECK (((backoff_seconds >= (0)::double precision) AND (backoff_seconds <= (86400)::double precision))),
     CONSTRAINT queue_keep_cancelled_seconds_check CHECK (((keep_cancelled_seconds >= (0)::double precision) AND (keep_cancelled_seconds <= ('10000000000'::numeric)::double precision))),
@@ -2060,6 +2078,18 @@ end
 $$;
 
 ALTER FUNCTION helix.clear_tries_v1(p_tenant text, p_kind text, p_name text, p_source text) OWNER TO helix_engine;
+
+-- Name: cluster_id(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.cluster_id() RETURNS bigint
+    LANGUAGE plpgsql IMMUTABLE
+    AS $$
+begin
+  return (select c.system_identifier from pg_control_system() c);
+end
+$$;
+
+ALTER FUNCTION helix.cluster_id() OWNER TO helix_engine;
 
 -- Name: compared(text, text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2207,8 +2237,8 @@ CREATE FUNCTION helix.count_deleted_fences(p_lives bigint[]) RETURNS void
 declare
   v_mark bigint := (select d.mark from helix.duty d where d.duty = 'metrics');
 begin
-  if exists (select from helix.fence_event e where e.life = any (p_lives) and e.xid >= v_mark)
-     or exists (select from helix.fence_decision d where d.life = any (p_lives) and d.xid >= v_mark)
+  if exists (select from helix.fence_event e where e.life = any (p_lives) and e.position >= v_mark)
+     or exists (select from helix.fence_decision d where d.life = any (p_lives) and d.position >= v_mark)
   then
     -- Waits for a run of the duty, which may be counting the same rows.
     select d.mark into v_mark from helix.duty d where d.duty = 'metrics' for share;
@@ -2269,7 +2299,7 @@ begin
   with sealed as materialized (
     select f.tenant, f.name, extract(epoch from f.sealed_at - f.first_at)::float8 as seconds
     from helix.fence_event e join helix.fence f on f.tenant = e.tenant and f.life = e.life
-    where e.xid >= p_from and e.xid < p_to and e.to_state = 'SEALED' and e.reason <> 'corrected'
+    where e.position >= p_from and e.position < p_to and e.to_state = 'SEALED' and e.reason <> 'corrected'
       and (p_lives is null or e.life = any (p_lives))
   ),
   called as (
@@ -2289,7 +2319,7 @@ begin
              ('helix_fence_conflict_differences_total', '',
               case when d.kind = 'mismatch' then coalesce(substring(d.detail from E'\\d+')::int, 1) end)
       ) as c (metric, label, value)
-    where d.xid >= p_from and d.xid < p_to and c.value is not null
+    where d.position >= p_from and d.position < p_to and c.value is not null
       and (p_lives is null or d.life = any (p_lives))
   )
   select jsonb_agg(to_jsonb(s)) into v_calls
@@ -2496,17 +2526,15 @@ CREATE FUNCTION helix.current_epoch() RETURNS integer
     AS $$
 declare
   v_epoch    helix.epoch;
-  -- A standby has no insert position: there the insert below fails as read-only.
-  v_timeline text := case when not pg_is_in_recovery()
-                     then substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) end;
+  v_timeline text := helix.timeline();   -- On a standby null: the insert below fails as read-only.
 begin
   select * into v_epoch from helix.epoch e order by e.number desc limit 1;
-  if v_epoch.timeline = v_timeline then
+  if v_epoch.timeline = v_timeline and v_epoch.cluster = helix.cluster_id() then
     return v_epoch.number;
   end if;
   -- Two callers may notice at once; the primary key lets one row in and both read it.
-  insert into helix.epoch (number, timeline, reason)
-  values (helix.next_epoch(v_timeline), v_timeline, 'timeline')
+  insert into helix.epoch (number, cluster, timeline, reason)
+  values (helix.next_epoch(v_timeline), helix.cluster_id(), v_timeline, 'server')
   on conflict do nothing;
   -- What the lost tail of the log had numbered must not be numbered again: clients may know those ids.
   if found and v_epoch.number is not null then
@@ -2519,6 +2547,18 @@ end
 $$;
 
 ALTER FUNCTION helix.current_epoch() OWNER TO helix_engine;
+
+-- Name: current_position(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.current_position() RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+begin
+  return helix.current_epoch()::bigint << 40 | pg_current_xact_id()::text::bigint;
+end
+$$;
+
+ALTER FUNCTION helix.current_position() OWNER TO helix_engine;
 
 -- Name: fence; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -2643,10 +2683,13 @@ begin
     raise exception using errcode = 'invalid_parameter_value',
       message = format('tenant %s has no ledger %s', p_tenant, p_ledger);
   end if;
-  insert into helix.feed (tenant, name, ledger, queue, xid, number, version, created_by)
+  insert into helix.feed (tenant, name, ledger, queue, position, number, version, lost, created_by)
   values (p_tenant, p_feed, v_ledger, p_queue,
           -- Transactions that run now are not behind the new feed.
-          case when p_now then pg_snapshot_xmin(pg_current_snapshot())::text::bigint else 0 end, 0, 0,
+          case when p_now then helix.reached_position() else 0 end, 0, 0,
+          -- A new feed starts with what retention has left.
+          coalesce((select max(q.lost_position) from helix.queue q
+                    where q.tenant = p_tenant and (p_queue is null or q.name = p_queue)), 0),
           helix.actor_of(p_actor))
   on conflict do nothing;
   v_feed := helix.find_feed(p_tenant, p_feed);
@@ -3206,18 +3249,18 @@ ALTER FUNCTION helix.enter_for_streams(p_tenant text, p_every_tenant boolean) OW
 
 -- Name: entry_hash(bytea[], bigint, smallint, timestamp with time zone, bigint, integer, helix.state, helix.state, helix.reason, boolean, text, bigint[], integer[], integer[], smallint[], bigint[], bytea[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_xid bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]) RETURNS bytea
+CREATE FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_position bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
   select sha256(
     coalesce(array_send(p_hashes), ''::bytea) || timestamptz_send(p_at) || convert_to(concat_ws('>',
-      p_id, p_part, p_xid, coalesce(p_epoch::text, ''), coalesce(p_from::text, ''), p_to, p_reason, p_late,
+      p_id, p_part, p_position, coalesce(p_epoch::text, ''), coalesce(p_from::text, ''), p_to, p_reason, p_late,
       octet_length(p_actor), p_actor), 'UTF8')
     || array_send(p_batch) || array_send(p_queue) || array_send(p_version) || array_send(p_attempt)
     || coalesce(array_send(p_before), ''::bytea) || coalesce(array_send(p_content), ''::bytea))
 $$;
 
-ALTER FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_xid bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_position bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]) OWNER TO helix_engine;
 
 -- Name: erase_v1(uuid[], text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -3280,17 +3323,17 @@ ALTER FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text, p_ident
 
 -- Name: event_hash(bytea, bytea, integer, timestamp with time zone, bigint, bigint, bytea, text, text, text[], bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) RETURNS bytea
+CREATE FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_position bigint, p_feed_position bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
   select sha256(coalesce(p_before, ''::bytea) || p_key || int4send(p_version) || timestamptz_send(p_at)
-                || int8send(p_xid) || int8send(p_feed_xid) || p_fingerprint
+                || int8send(p_position) || int8send(p_feed_position) || p_fingerprint
                 || helix.framed(coalesce(p_node, '')) || helix.framed(p_actor)
                 || helix.framed(coalesce(array_to_string(p_violations, ','), ''))
                 || sha256(p_payload))
 $$;
 
-ALTER FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) OWNER TO helix_engine;
+ALTER FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_position bigint, p_feed_position bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) OWNER TO helix_engine;
 
 -- Name: event_key(text, text, text, bigint, text, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -3368,7 +3411,7 @@ CREATE TABLE helix.feed (
     name helix.ledger_name NOT NULL,
     ledger integer,
     queue text,
-    xid bigint NOT NULL,
+    "position" bigint NOT NULL,
     number bigint NOT NULL,
     version integer NOT NULL,
     paused boolean DEFAULT false NOT NULL,
@@ -3376,6 +3419,7 @@ CREATE TABLE helix.feed (
     holder helix.short_text,
     held_until timestamp with time zone,
     moved_at timestamp with time zone,
+    lost bigint DEFAULT 0 NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     created_by text NOT NULL,
     CONSTRAINT feed_check CHECK (((ledger IS NULL) OR (queue IS NULL)))
@@ -3396,20 +3440,21 @@ CREATE FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer, p_bytes bi
     SET jit TO 'off'
     AS $$
 declare
-  v_event helix.feed_event;
-  v_bytes bigint := 0;
+  v_reached bigint := helix.reached_position();
+  v_event   helix.feed_event;
+  v_bytes   bigint := 0;
 begin
   if p_feed.ledger is null then
     return query select * from helix.feed_steps(p_feed, p_limit);
     return;
   end if;
   for v_event in
-    select e.feed_xid, e.id, 0, helix.key_text(e.key), e.entity::text, e.seq::bigint, e.kind::text,
+    select e.feed_position, e.id, 0, helix.key_text(e.key), e.entity::text, e.seq::bigint, e.kind::text,
            e.payload::text, e.node::text, e.actor, e.at, e.violations
     from helix.ledger_event e
-    where e.ledger::bigint = p_feed.ledger and (e.feed_xid, e.id) > (p_feed.xid, p_feed.number)
-      and e.feed_xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
-    order by e.ledger::bigint, e.feed_xid, e.id limit p_limit
+    where e.ledger::bigint = p_feed.ledger and (e.feed_position, e.id) > (p_feed.position, p_feed.number)
+      and e.feed_position < v_reached
+    order by e.ledger::bigint, e.feed_position, e.id limit p_limit
   loop
     return next v_event;
     v_bytes := v_bytes + octet_length(v_event.payload);
@@ -3427,20 +3472,49 @@ CREATE FUNCTION helix.feed_lag(p_feed helix.feed, OUT lag bigint, OUT oldest_at 
     SET enable_seqscan TO 'off'
     SET jit TO 'off'
     AS $$
+declare
+  v_reached bigint := helix.reached_position();
 begin
   if p_feed.ledger is null then
     select count(*), min(s.at) into lag, oldest_at from helix.feed_steps(p_feed, 10000) s;
   else
     select count(*), min(e.at) into lag, oldest_at
     from (select n.at from helix.ledger_event n
-          where n.ledger::bigint = p_feed.ledger and (n.feed_xid, n.id) > (p_feed.xid, p_feed.number)
-            and n.feed_xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
-          order by n.ledger::bigint, n.feed_xid, n.id limit 10000) e;
+          where n.ledger::bigint = p_feed.ledger and (n.feed_position, n.id) > (p_feed.position, p_feed.number)
+            and n.feed_position < v_reached
+          order by n.ledger::bigint, n.feed_position, n.id limit 10000) e;
   end if;
 end
 $$;
 
 ALTER FUNCTION helix.feed_lag(p_feed helix.feed, OUT lag bigint, OUT oldest_at timestamp with time zone) OWNER TO helix_engine;
+
+-- Name: feed_page(helix.feed, integer, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.feed_page(p_feed helix.feed, p_limit integer, p_bytes bigint DEFAULT NULL::bigint) RETURNS SETOF helix.feed_event
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+  v_lost bigint;
+begin
+  if p_feed.ledger is null then
+    select max(q.lost_position) into v_lost from helix.queue q
+    where q.tenant = p_feed.tenant and (p_feed.queue is null or q.name = p_feed.queue)
+      and (q.lost_position, q.lost_batch, q.lost_version) > (p_feed.position, p_feed.number, p_feed.version)
+      and q.lost_position > p_feed.lost;
+  end if;
+  if v_lost is not null then
+    return next (p_feed.position, p_feed.number, p_feed.version, 'gap/' || v_lost, '', 0, 'GAP',
+                 '{"detail":"retention removed steps that this feed had not delivered",'
+                 '"remedy":"the remaining steps follow; read the batches again if you keep a copy"}',
+                 null, '', clock_timestamp(), null)::helix.feed_event;
+    p_limit := p_limit - 1;
+  end if;
+  return query select * from helix.feed_events(p_feed, p_limit, p_bytes);
+end
+$$;
+
+ALTER FUNCTION helix.feed_page(p_feed helix.feed, p_limit integer, p_bytes bigint) OWNER TO helix_engine;
 
 -- Name: feed_steps(helix.feed, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -3448,7 +3522,7 @@ CREATE FUNCTION helix.feed_steps(p_feed helix.feed, p_limit integer) RETURNS SET
     LANGUAGE plpgsql STABLE
     AS $$
 declare
-  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+  v_reached bigint := helix.reached_position();
   v_queues  integer[] := array(select q.id from helix.queue q where q.tenant = p_feed.tenant
                                and (p_feed.queue is null or q.name = p_feed.queue));
   v_span    bigint := 256;
@@ -3456,22 +3530,22 @@ declare
   v_rows    bigint;
   v_seen    helix.feed_step[];
 begin
-  while p_feed.xid < v_reached and v_left > 0 loop
+  while p_feed.position < v_reached and v_left > 0 loop
     v_seen := array(
-      select (s.batch, s.version, s.xid, s.queue, s.from_state, s.to_state, s.reason, s.actor, s.attempt, s.late,
+      select (s.batch, s.version, s.position, s.queue, s.from_state, s.to_state, s.reason, s.actor, s.attempt, s.late,
               s.at)::helix.feed_step
       from (select e.id, e.part from helix.entry e
-            where e.xid >= p_feed.xid and e.xid < least(v_reached, p_feed.xid + v_span) and e.queue && v_queues
+            where e.position >= p_feed.position and e.position < least(v_reached, p_feed.position + v_span) and e.queue && v_queues
             offset 0) n
       cross join lateral (select * from helix.event v where v.entry = n.id and v.part = n.part) s
       where s.queue = any (v_queues)
-        and (s.xid, s.batch, s.version) > (p_feed.xid, p_feed.number, p_feed.version)
-      order by s.xid, s.batch, s.version limit v_left);
+        and (s.position, s.batch, s.version) > (p_feed.position, p_feed.number, p_feed.version)
+      order by s.position, s.batch, s.version limit v_left);
     return query
       with seen as materialized (select * from unnest(v_seen)),
       known as materialized (
         select distinct on (k.batch, k.version) k.*
-        from (select h.batch, h.version, h.xid, q.queue, h.from_state, h.to_state, h.reason, h.actor, h.attempt,
+        from (select h.batch, h.version, h.position, q.queue, h.from_state, h.to_state, h.reason, h.actor, h.attempt,
                      h.late, h.at
               from helix.history_of(array(select distinct s.batch from seen s)) h
               join (select distinct s.batch, s.queue from seen s) q on q.batch = h.batch
@@ -3480,7 +3554,7 @@ begin
         order by k.batch, k.version
       ),
       placed as (
-        select k.*, min(k.xid) over (partition by k.batch order by k.version desc) as place from known k
+        select k.*, min(k.position) over (partition by k.batch order by k.version desc) as place from known k
       )
       select p.place, p.batch, p.version, helix.public_id(b.key) || '/' || p.version,
              helix.public_id(b.key)::text, p.version::bigint, p.to_state::text,
@@ -3490,19 +3564,19 @@ begin
       from placed p
       cross join lateral (select b.key from helix.batch b where b.id = p.batch limit 1) b
       cross join lateral (select q.name from helix.queue q where q.id = p.queue limit 1) q
-      where (p.place, p.batch, p.version) > (p_feed.xid, p_feed.number, p_feed.version)
+      where (p.place, p.batch, p.version) > (p_feed.position, p_feed.number, p_feed.version)
         and (p.place, p.batch, p.version)
-            <= (select s.xid, s.batch, s.version from seen s order by s.xid desc, s.batch desc, s.version desc limit 1)
+            <= (select s.position, s.batch, s.version from seen s order by s.position desc, s.batch desc, s.version desc limit 1)
       order by p.place, p.batch, p.version;
     get diagnostics v_rows = row_count;
     v_left := v_left - v_rows;
     if cardinality(v_seen) = 0 then
-      p_feed.xid := p_feed.xid + v_span;
+      p_feed.position := p_feed.position + v_span;
       p_feed.number := 0;
       p_feed.version := 0;
-      v_span := v_span * 4;
+      v_span := least(v_span * 4, 1::bigint << 60);
     else
-      p_feed.xid := v_seen[cardinality(v_seen)].xid;
+      p_feed.position := v_seen[cardinality(v_seen)].position;
       p_feed.number := v_seen[cardinality(v_seen)].batch;
       p_feed.version := v_seen[cardinality(v_seen)].version;
     end if;
@@ -3629,7 +3703,7 @@ begin
     with claimed as materialized (
       select e.id, u.batch, u.queue, u.before
       from helix.entry e cross join lateral unnest(e.batch, e.queue, e.before) as u (batch, queue, before)
-      where e.xid >= p_from and e.xid < p_to and e.from_state = 'PENDING'
+      where e.position >= p_from and e.position < p_to and e.from_state = 'PENDING'
         and e.to_state in ('ASSIGNED', 'RUNNING')
     ),
     -- Entries are shared by many batches: each is looked up once.
@@ -3881,6 +3955,42 @@ $$;
 
 ALTER FUNCTION helix.fingerprint(p_secret helix.secret, p_payload text) OWNER TO helix_engine;
 
+-- Name: first_record(bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.first_record(p_from bigint, p_to bigint) RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    SET enable_bitmapscan TO 'on'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_span  bigint := 5000;
+  v_edge  bigint;
+  v_first bigint;
+begin
+  while p_from < p_to loop
+    v_edge := least(p_to, p_from + v_span);
+    select min(c.position) into v_first
+    from (select e.position from helix.entry e where e.position >= p_from and e.position < v_edge
+          union all
+          select f.position from helix.fence_event f where f.position >= p_from and f.position < v_edge
+          union all
+          select d.position from helix.fence_decision d where d.position >= p_from and d.position < v_edge
+          union all
+          select r.position from helix.refusal r where r.position >= p_from and r.position < v_edge
+          union all
+          select d.position from helix.decision d where d.position >= p_from and d.position < v_edge) c;
+    if v_first is not null then
+      return v_first;
+    end if;
+    p_from := v_edge;
+    v_span := least(v_span * 4, 1::bigint << 60);
+  end loop;
+  return p_to;
+end
+$$;
+
+ALTER FUNCTION helix.first_record(p_from bigint, p_to bigint) OWNER TO helix_engine;
+
 -- Name: lane; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.lane (
@@ -3977,7 +4087,7 @@ begin
   insert into helix.metric_change (tenant, name, queue, label, value)
   with seen as materialized (
     select e.at, e.from_state, e.to_state, e.reason, e.queue, e.before from helix.entry e
-    where e.xid >= p_from and e.xid < p_to and e.batch is not null
+    where e.position >= p_from and e.position < p_to and e.batch is not null
   ),
   moved as materialized (
     select u.queue, s.from_state, s.to_state, count(*) as number
@@ -4025,40 +4135,19 @@ CREATE FUNCTION helix.follow_ledger() RETURNS bigint
     AS $$
 declare
   c_span    constant bigint := 5000;
-  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
-  v_span    bigint := c_span;
+  v_reached bigint := helix.reached_position();
   v_mark    bigint;
-  v_first   bigint;
-  v_edge    bigint := v_reached;
+  v_edge    bigint;
 begin
   select d.mark into v_mark from helix.duty d where d.duty = 'metrics' for update skip locked;
   if not found then
     return (select d.mark from helix.duty d where d.duty = 'metrics');
   end if;
-  if v_mark > v_reached then   -- restored into a server that has counted fewer transactions
-    perform helix.recount_batches(v_reached);
-  else
-    -- Other databases use transaction numbers too: ranges without a row are skipped, ever larger ones.
-    while v_first is null and v_mark < v_reached loop
-      v_edge := least(v_reached, v_mark + v_span);
-      select min(c.xid) into v_first
-      from (select e.xid from helix.entry e where e.xid >= v_mark and e.xid < v_edge
-            union all
-            select f.xid from helix.fence_event f where f.xid >= v_mark and f.xid < v_edge
-            union all
-            select d.xid from helix.fence_decision d where d.xid >= v_mark and d.xid < v_edge
-            union all
-            select r.xid from helix.refusal r where r.xid >= v_mark and r.xid < v_edge
-            union all
-            select d.xid from helix.decision d where d.xid >= v_mark and d.xid < v_edge) c;
-      v_mark := coalesce(v_first, v_edge);
-      v_span := v_span * 4;
-    end loop;
-    v_edge := least(v_reached, v_mark + c_span);
-    perform helix.fold_entries(v_mark, v_edge);
-    perform helix.count_fences(v_mark, v_edge);
-    perform helix.roll_up(v_mark, v_edge);
-  end if;
+  v_mark := helix.first_record(v_mark, v_reached);
+  v_edge := least(v_reached, v_mark + c_span);
+  perform helix.fold_entries(v_mark, v_edge);
+  perform helix.count_fences(v_mark, v_edge);
+  perform helix.roll_up(v_mark, v_edge);
   update helix.duty d set mark = v_edge where d.duty = 'metrics';
   return v_edge;
 end
@@ -4312,7 +4401,7 @@ ALTER FUNCTION helix.histogram(p_buckets integer[], p_numbers bigint[]) OWNER TO
 
 -- Name: history_of(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.history_of(p_batch bigint[]) RETURNS TABLE(batch bigint, version integer, at timestamp with time zone, xid bigint, from_state helix.state, to_state helix.state, reason helix.reason, actor text, attempt smallint, epoch integer, number bigint, failure text, detail text, late boolean, entry bigint, part smallint)
+CREATE FUNCTION helix.history_of(p_batch bigint[]) RETURNS TABLE(batch bigint, version integer, at timestamp with time zone, "position" bigint, from_state helix.state, to_state helix.state, reason helix.reason, actor text, attempt smallint, epoch integer, number bigint, failure text, detail text, late boolean, entry bigint, part smallint)
     LANGUAGE sql STABLE
     SET enable_seqscan TO 'off'
     SET enable_hashjoin TO 'off'
@@ -4320,7 +4409,7 @@ CREATE FUNCTION helix.history_of(p_batch bigint[]) RETURNS TABLE(batch bigint, v
     SET jit TO 'off'
     AS $$
   with recursive chain as (
-    select head.batch, e.id, e.part, e.at, e.xid, e.from_state, e.to_state, e.reason, e.actor, e.epoch,
+    select head.batch, e.id, e.part, e.at, e.position, e.from_state, e.to_state, e.reason, e.actor, e.epoch,
            e.late, e.version[at.place] as version, e.attempt[at.place] as attempt,
            e.before[at.place] as before
     from (select w.batch, w.entry from helix.work w where w.batch = any (p_batch)
@@ -4330,7 +4419,7 @@ CREATE FUNCTION helix.history_of(p_batch bigint[]) RETURNS TABLE(batch bigint, v
     cross join lateral (select array_position(e.batch, head.batch) as place) at
     where at.place is not null
     union all
-    select c.batch, e.id, e.part, e.at, e.xid, e.from_state, e.to_state, e.reason, e.actor, e.epoch,
+    select c.batch, e.id, e.part, e.at, e.position, e.from_state, e.to_state, e.reason, e.actor, e.epoch,
            e.late, e.version[at.place], e.attempt[at.place], e.before[at.place]
     from chain c
     join helix.entry e on e.id = c.before
@@ -4338,7 +4427,7 @@ CREATE FUNCTION helix.history_of(p_batch bigint[]) RETURNS TABLE(batch bigint, v
     where at.place is not null
   ),
   steps as (
-    select c.batch, s.version, c.at, c.xid, s.from_state, s.to_state, s.reason, c.actor, c.attempt,
+    select c.batch, s.version, c.at, c.position, s.from_state, s.to_state, s.reason, c.actor, c.attempt,
            c.epoch, c.late, c.id, c.part,
            -- The number of a lease is the entry of its claim, the last one up to this step.
            max(c.id) filter (where s.reason = 'claimed')
@@ -4352,7 +4441,7 @@ CREATE FUNCTION helix.history_of(p_batch bigint[]) RETURNS TABLE(batch bigint, v
       select c.version, case when c.from_state = 'PENDING' and c.to_state = 'RUNNING' then 'ASSIGNED'
                              else c.from_state end, c.to_state, c.reason) s
   )
-  select s.batch, s.version, s.at, s.xid, s.from_state, s.to_state, s.reason, s.actor, s.attempt, s.epoch,
+  select s.batch, s.version, s.at, s.position, s.from_state, s.to_state, s.reason, s.actor, s.attempt, s.epoch,
          case when s.reason not in ('submitted', 'retried') then s.claim end, r.failure, r.detail, s.late,
          s.id, s.part
   from steps s
@@ -4514,7 +4603,7 @@ begin
     and e.to_state in ('ASSIGNED', 'RUNNING') limit 1;
   if v_work.batch is null or v_claim.id is null
      -- A later `helixq recover` ended every lease.
-     or exists (select from helix.epoch e where e.started_at > v_claim.at and e.reason <> 'timeline')
+     or exists (select from helix.epoch e where e.started_at > v_claim.at and e.reason <> 'server')
   then
     return false;
   end if;
@@ -4668,7 +4757,7 @@ CREATE FUNCTION helix.keep_metrics(p_limit integer) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 declare
-  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+  v_reached bigint := helix.reached_position();
   v_edge    bigint := helix.follow_ledger();
 begin
   perform helix.forget_rollup(p_limit);
@@ -5263,7 +5352,7 @@ CREATE FUNCTION helix.measure_feeds() RETURNS void
     LANGUAGE plpgsql
     AS $$
 declare
-  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+  v_reached bigint := helix.reached_position();
   v_feed    helix.feed;
   v_place   text;
   v_looked  bigint;
@@ -5271,17 +5360,19 @@ declare
   v_new     helix.metric[] := '{}';
 begin
   for v_feed in select * from helix.feed loop
-    v_place := concat_ws('/', v_feed.xid, v_feed.number, v_feed.version);
-    v_looked := (select m.value from helix.metric m where m.name = 'feed_looked' and m.tenant = v_feed.tenant
-                 and m.queue = v_feed.name and m.label = v_place);
-    if v_looked between v_feed.xid + 1 and v_reached then   -- a restored server may have counted less
-      v_feed.xid := v_looked;
+    v_place := concat_ws('/', v_feed.position, v_feed.number, v_feed.version);
+    v_looked := (select split_part(m.label, ' ', 2) from helix.metric m
+                 where m.name = 'feed_looked' and m.tenant = v_feed.tenant and m.queue = v_feed.name
+                   and split_part(m.label, ' ', 1) = v_place);
+    if v_looked > v_feed.position then
+      v_feed.position := v_looked;
       v_feed.number := 0;
       v_feed.version := 0;
     end if;
-    select e.xid, e.at into v_event from helix.feed_events(v_feed, 1) e;
+    select e.position, e.at into v_event from helix.feed_events(v_feed, 1) e;
     v_new := v_new || array[
-      row(v_feed.tenant, 'feed_looked', v_feed.name, v_place, coalesce(v_event.xid, v_reached)),
+      row(v_feed.tenant, 'feed_looked', v_feed.name,
+          v_place || ' ' || coalesce(v_event.position, v_reached), 0),
       row(v_feed.tenant, 'helix_feed_lag_seconds', v_feed.name, '',
           coalesce(extract(epoch from clock_timestamp() - v_event.at), 0))]::helix.metric[];
   end loop;
@@ -5547,7 +5638,7 @@ ALTER FUNCTION helix.next_entry() OWNER TO helix_engine;
 CREATE FUNCTION helix.next_epoch(p_timeline text) RETURNS integer
     LANGUAGE sql STABLE
     AS $$
-  select greatest(coalesce(max(e.number), 0) + 1, (('x' || p_timeline)::bit(32)::int - 1) << 12)
+  select greatest(coalesce(max(e.number), 0) + 1, (('x' || p_timeline)::bit(32)::int - 1) << 10)
   from helix.epoch e
 $$;
 
@@ -6073,6 +6164,25 @@ $$;
 
 ALTER FUNCTION helix.queues_with(p_queues integer[], p_queue integer) OWNER TO helix_engine;
 
+-- Name: reached_position(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.reached_position() RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+  v_epoch    helix.epoch;
+  v_timeline text := helix.timeline();
+begin
+  select * into v_epoch from helix.epoch e order by e.number desc limit 1;
+  if v_epoch.timeline <> v_timeline or v_epoch.cluster <> helix.cluster_id() then
+    return (v_epoch.number + 1)::bigint << 40;
+  end if;
+  return v_epoch.number::bigint << 40 | pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+end
+$$;
+
+ALTER FUNCTION helix.reached_position() OWNER TO helix_engine;
+
 -- Name: read_activity_v1(text, timestamp with time zone, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_activity_v1(p_tenant text, p_at timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_id bigint DEFAULT '9223372036854775807'::bigint, p_look integer DEFAULT 1000, p_limit integer DEFAULT 50) RETURNS TABLE(edge_at timestamp with time zone, edge_id bigint, at timestamp with time zone, id bigint, actor text, action text, subject text, queue text, batches bigint, public_id uuid, detail text)
@@ -6358,11 +6468,11 @@ begin
       where u.batch = any (v_batch) and u.before is not null
     ),
     own as materialized (
-      select e.id, e.part, e.at, e.xid, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor, s.*,
+      select e.id, e.part, e.at, e.position, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor, s.*,
              e.hash is not distinct from helix.entry_hash(
                (select array_agg(p.hash order by p.id, p.part) from helix.entry p
                 where p.id = any (array(select distinct b from unnest(e.before) b))),
-               e.id, e.part, e.at, e.xid, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
+               e.id, e.part, e.at, e.position, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
                e.batch, e.queue, e.version, e.attempt, e.before, e.content) as sound
       from touched t
       join helix.entry e on e.id = t.id
@@ -6376,12 +6486,12 @@ begin
       where s.batch is not null
     )
     select p.* from (
-      select o.id, o.part, o.at, o.xid, o.epoch, o.from_state::text, o.to_state::text, o.reason::text,
+      select o.id, o.part, o.at, o.position, o.epoch, o.from_state::text, o.to_state::text, o.reason::text,
              o.late, null::bytea, o.actor, o.batch, o.queue, o.version, o.attempt, o.before, null::bytea[],
              o.sound
       from own o
       union all
-      select e.id, e.part, e.at, e.xid, e.epoch, e.from_state::text, e.to_state::text, e.reason::text,
+      select e.id, e.part, e.at, e.position, e.epoch, e.from_state::text, e.to_state::text, e.reason::text,
              e.late, null::bytea, e.actor, null, null, null, null, null, null, true
       from helix.entry e
       where e.batch is null and e.id = any (array(select t.id from touched t))) p
@@ -6393,7 +6503,7 @@ ALTER FUNCTION helix.read_chains_v1(p_after bigint, p_limit integer) OWNER TO he
 
 -- Name: read_changes_lost_v1(bigint, bigint, integer, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_changes_lost_v1(p_xid bigint, p_batch bigint, p_version integer, p_since timestamp with time zone) RETURNS boolean
+CREATE FUNCTION helix.read_changes_lost_v1(p_position bigint, p_batch bigint, p_version integer, p_since timestamp with time zone) RETURNS boolean
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -6410,18 +6520,18 @@ begin
     select from helix.read_queue_ids(null, null) q
     cross join lateral (
       select from helix.batch b
-      cross join lateral (select e.xid from helix.entry e where e.id = b.entry limit 1) e
+      cross join lateral (select e.position from helix.entry e where e.id = b.entry limit 1) e
       where b.queue = q.id and b.retired_at is not null and b.ended_at >= v_since
-        and (e.xid, b.id, b.version) > (p_xid, p_batch, p_version)
+        and (e.position, b.id, b.version) > (p_position, p_batch, p_version)
       order by b.queue, b.ended_at desc limit 1) lost);
 end
 $$;
 
-ALTER FUNCTION helix.read_changes_lost_v1(p_xid bigint, p_batch bigint, p_version integer, p_since timestamp with time zone) OWNER TO helix_reader;
+ALTER FUNCTION helix.read_changes_lost_v1(p_position bigint, p_batch bigint, p_version integer, p_since timestamp with time zone) OWNER TO helix_reader;
 
 -- Name: read_changes_v1(bigint, bigint, integer, text, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_changes_v1(p_xid bigint, p_batch bigint, p_version integer, p_queue text DEFAULT NULL::text, p_span bigint DEFAULT 64, p_limit integer DEFAULT 500) RETURNS TABLE(reached bigint, edge bigint, now timestamp with time zone, epoch integer, xid bigint, batch bigint, version integer, public_id uuid, queue text, at timestamp with time zone, from_state text, to_state text, reason text, actor text, attempt smallint, detail text, late boolean)
+CREATE FUNCTION helix.read_changes_v1(p_position bigint, p_batch bigint, p_version integer, p_queue text DEFAULT NULL::text, p_span bigint DEFAULT 64, p_limit integer DEFAULT 500) RETURNS TABLE(reached bigint, edge bigint, now timestamp with time zone, "position" bigint, batch bigint, version integer, public_id uuid, queue text, at timestamp with time zone, from_state text, to_state text, reason text, actor text, attempt smallint, detail text, late boolean)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -6432,8 +6542,8 @@ CREATE FUNCTION helix.read_changes_v1(p_xid bigint, p_batch bigint, p_version in
     AS $$
 #variable_conflict use_column
 declare
-  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
-  v_edge    bigint := least(v_reached, p_xid + p_span);
+  v_reached bigint := helix.reached_position();
+  v_edge    bigint := least(v_reached, p_position + p_span);
   v_limit   integer := least(p_limit, 1000);
   v_queues  integer[] := case when p_queue is null then helix.session_queues()
                               else array(select q.id from helix.read_queue_ids(null, p_queue) q) end;
@@ -6443,16 +6553,16 @@ begin
     -- Entries without a step of these queues are left out before any array is unnested.
     with seen as materialized (
       select e.id, e.part from helix.entry e
-      where e.xid >= p_xid and e.xid < v_edge and (v_queues is null or e.queue && v_queues)
+      where e.position >= p_position and e.position < v_edge and (v_queues is null or e.queue && v_queues)
     ),
     page as (
       select s.* from seen n
       cross join lateral (select * from helix.event v where v.entry = n.id and v.part = n.part) s
       where (v_queues is null or s.queue = any (v_queues))
-        and (s.xid, s.batch, s.version) > (p_xid, p_batch, p_version)
-      order by s.xid, s.batch, s.version limit v_limit
+        and (s.position, s.batch, s.version) > (p_position, p_batch, p_version)
+      order by s.position, s.batch, s.version limit v_limit
     )
-    select v_reached, v_edge, now(), (select max(e.number) from helix.epoch e), p.xid, p.batch, p.version, helix.public_id(b.key), q.name, p.at,
+    select v_reached, v_edge, now(), p.position, p.batch, p.version, helix.public_id(b.key), q.name, p.at,
            p.from_state::text, p.to_state::text, p.reason::text, p.actor, p.attempt, r.detail, p.late
     from (values (1)) as always (one)
     left join (page p
@@ -6460,11 +6570,11 @@ begin
       cross join lateral (select q.name from helix.queue q where q.id = p.queue limit 1) q
       left join lateral (select r.detail::text as detail from helix.result r
                          where v_sees and r.batch = p.batch and r.version = p.version limit 1) r on true) on true
-    order by p.xid, p.batch, p.version;
+    order by p.position, p.batch, p.version;
 end
 $$;
 
-ALTER FUNCTION helix.read_changes_v1(p_xid bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer) OWNER TO helix_reader;
+ALTER FUNCTION helix.read_changes_v1(p_position bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer) OWNER TO helix_reader;
 
 -- Name: read_check_batches(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -6775,6 +6885,24 @@ CREATE FUNCTION helix.read_check_counters() RETURNS SETOF helix.violation
         from helix.ledger_event_id n
        ) as s (name, last_value, highest)
   where s.highest > s.last_value
+  union all
+  -- name: position_ahead
+  -- promise: G5
+  -- means: A reader of the ledger or a record is at a position that this database has not reached: an older state was
+  --        restored without helixq recover, or the position was edited. Until it is reached, the reader gets nothing,
+  --        and never what is written meanwhile.
+  -- action: Stop all clients, run helixq recover, and rewind the feed that is named.
+  select 'position_ahead', jsonb_build_object('of', p.name, 'position', p.position)
+  from (select 'feed ' || f.name, f.position from helix.feed f
+        union all
+        select 'duty ' || t.duty, t.mark from helix.duty t where t.duty in ('metrics', 'reconcile')
+        union all
+        select 'ledger', max(e.position) from helix.entry e
+        union all
+        select 'user ledgers', max(l.feed_position) from helix.ledger_event l) as p (name, position)
+  where p.position > greatest(
+    helix.reached_position(),
+    (select max(e.number) from helix.epoch e)::bigint << 40 | pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
 $$;
 
 ALTER FUNCTION helix.read_check_counters() OWNER TO helix_reader;
@@ -6803,7 +6931,7 @@ CREATE FUNCTION helix.read_check_entries() RETURNS SETOF helix.violation
       select e.batch is not null and e.hash is distinct from helix.entry_hash(
                (select array_agg(p.hash order by p.id, p.part) from helix.entry p
                 where p.id = any (array(select distinct b from unnest(e.before) b))),
-               e.id, e.part, e.at, e.xid, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
+               e.id, e.part, e.at, e.position, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
                e.batch, e.queue, e.version, e.attempt, e.before, e.content) as hash_broken,
              case when e.batch is null then num_nonnulls(e.queue, e.version, e.attempt, e.before, e.content) > 0
              else array_dims(e.batch) is null
@@ -7448,7 +7576,7 @@ CREATE FUNCTION helix.read_check_user_ledgers() RETURNS SETOF helix.violation
   with chained as materialized (
     select e.ledger, e.entity, e.version, e.id, e.tenant, l.id is null as unknown, l.tenant as ledger_tenant,
            e.version <> lag(e.version, 1, 0) over chain + 1 as gap,
-           e.hash <> helix.event_hash(lag(e.hash) over chain, e.key, e.version, e.at, e.xid, e.feed_xid,
+           e.hash <> helix.event_hash(lag(e.hash) over chain, e.key, e.version, e.at, e.position, e.feed_position,
                                       e.fingerprint, e.node, e.actor, e.violations,
                                       convert_to(e.payload::text, 'UTF8'))
              or e.key <> helix.event_key(e.tenant, l.name, e.entity, e.seq, e.kind, e.bound) as edited
@@ -7480,7 +7608,7 @@ CREATE FUNCTION helix.read_check_v1(p_set text) RETURNS TABLE(invariant text, vi
     SET "TimeZone" TO 'UTC'
     AS $$   -- of the times in witnesses
 declare
-  v_hidden text[] := case when helix.session_tenants() is null then '{}' else '{entry,part}' end;
+  v_hidden text[] := case when helix.session_tenants() is null then '{}' else '{entry,part,position}' end;
 begin
   if p_set <> all ('{steps,entries,results,batches,counters,records,fences,settings,tombstones,'
                    'user_ledgers,findings}') then
@@ -7630,7 +7758,7 @@ begin
       hint = 'Entries contain steps of all tenants; read_chains_v1 returns those of your own.';
   end if;
   return query
-    select e.id, e.part, e.at, e.xid, e.epoch, e.from_state::text, e.to_state::text, e.reason::text, e.late,
+    select e.id, e.part, e.at, e.position, e.epoch, e.from_state::text, e.to_state::text, e.reason::text, e.late,
            e.hash, e.actor, e.batch, e.queue, e.version, e.attempt, e.before, e.content, null::boolean
     from helix.entry e
     where (e.id, e.part) > (p_id, p_part) order by e.id, e.part limit least(p_limit, 10000);
@@ -7678,15 +7806,15 @@ ALTER FUNCTION helix.read_every_tenant_v1() OWNER TO helix_reader;
 
 -- Name: read_feed_v1(text, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer DEFAULT 500) RETURNS TABLE(xid bigint, number bigint, version integer, key text, entity text, seq bigint, kind text, payload text, node text, actor text, at timestamp with time zone, violations text[], from_xid bigint, from_number bigint, from_version integer)
+CREATE FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer DEFAULT 500) RETURNS TABLE("position" bigint, number bigint, version integer, key text, entity text, seq bigint, kind text, payload text, node text, actor text, at timestamp with time zone, violations text[], from_position bigint, from_number bigint, from_version integer)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 #variable_conflict use_column
 begin
   return query
-    select e.*, f.xid, f.number, f.version
-    from helix.feed f cross join lateral helix.feed_events(f, least(p_limit, 10000), 16777216) e
+    select e.*, f.position, f.number, f.version
+    from helix.feed f cross join lateral helix.feed_page(f, least(p_limit, 10000), 16777216) e
     where f.tenant = p_tenant and f.name = p_feed and not f.paused;
 end
 $$;
@@ -8195,7 +8323,7 @@ ALTER FUNCTION helix.read_leased(p_tenant text, p_queue text, p_state helix.stat
 
 -- Name: read_ledger_events_v1(text, text, text, text, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_ledger_events_v1(p_tenant text, p_ledger text, p_entity text DEFAULT NULL::text, p_after_entity text DEFAULT ''::text, p_after_version integer DEFAULT 0, p_limit integer DEFAULT 1000) RETURNS TABLE(entity text, seq bigint, kind text, version integer, payload text, node text, actor text, at timestamp with time zone, violations text[], key bytea, fingerprint bytea, hash bytea, xid bigint, feed_xid bigint)
+CREATE FUNCTION helix.read_ledger_events_v1(p_tenant text, p_ledger text, p_entity text DEFAULT NULL::text, p_after_entity text DEFAULT ''::text, p_after_version integer DEFAULT 0, p_limit integer DEFAULT 1000) RETURNS TABLE(entity text, seq bigint, kind text, version integer, payload text, node text, actor text, at timestamp with time zone, violations text[], key bytea, fingerprint bytea, hash bytea, "position" bigint, feed_position bigint)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -8212,10 +8340,10 @@ declare
   v_bytes    bigint := 0;
 begin
   -- A page is read row by row: its payloads may have far more bytes than fit into memory.
-  for entity, seq, kind, version, payload, node, actor, at, violations, key, fingerprint, hash, xid, feed_xid in
+  for entity, seq, kind, version, payload, node, actor, at, violations, key, fingerprint, hash, position, feed_position in
     select e.entity::text, e.seq::bigint, e.kind::text, e.version,
            case when v_payloads and coalesce(e.entity = p_entity, true) then e.payload::text end, e.node::text,
-           e.actor, e.at, e.violations, e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
+           e.actor, e.at, e.violations, e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.position, e.feed_position
     from helix.ledger_event e
     where e.ledger = v_ledger and (e.entity, e.version) > (v_after, p_after_version)
     order by e.ledger, e.entity, e.version limit v_limit
@@ -8232,7 +8360,7 @@ ALTER FUNCTION helix.read_ledger_events_v1(p_tenant text, p_ledger text, p_entit
 
 -- Name: read_ledger_head_v1(text, text, bigint); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_ledger_head_v1(p_tenant text, p_ledger text, p_to bigint DEFAULT NULL::bigint) RETURNS TABLE(reached bigint, epoch integer, bucket integer, entities bigint, events bigint, digest bytea)
+CREATE FUNCTION helix.read_ledger_head_v1(p_tenant text, p_ledger text, p_to bigint DEFAULT NULL::bigint) RETURNS TABLE(reached bigint, bucket integer, entities bigint, events bigint, digest bytea)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET jit TO 'off'
@@ -8241,24 +8369,23 @@ CREATE FUNCTION helix.read_ledger_head_v1(p_tenant text, p_ledger text, p_to big
 #variable_conflict use_column
 declare
   v_ledger integer := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
-  v_epoch  integer := (select max(n.number) from helix.epoch n);
-  v_to     bigint := coalesce(p_to, pg_snapshot_xmin(pg_current_snapshot())::text::bigint);
+  v_to     bigint := coalesce(p_to, helix.reached_position());
 begin
   return query
-    select v_to, v_epoch, h.bucket, count(*), sum(h.version)::bigint,
+    select v_to, h.bucket, count(*), sum(h.version)::bigint,
            sha256(string_agg(helix.framed(h.entity) || int4send(h.version) || h.hash, ''::bytea
                              order by h.entity collate "C"))
     from (select distinct on (e.entity) e.entity::text as entity, e.version, e.hash::bytea as hash,
                  get_byte(sha256(convert_to(e.entity::text, 'UTF8')), 0) as bucket
           from helix.ledger_event e
-          where e.ledger = v_ledger and e.feed_xid < v_to
+          where e.ledger = v_ledger and e.feed_position < v_to
           order by e.entity, e.version desc) h
     group by h.bucket
     union all
     -- A ledger without events has a position as well.
-    select v_to, v_epoch, null, 0, 0, null
+    select v_to, null, 0, 0, null
     where v_ledger is not null
-    order by 3 nulls first;
+    order by 2 nulls first;
 end
 $$;
 
@@ -8796,7 +8923,7 @@ begin
              e.hash is not distinct from helix.entry_hash(
                (select array_agg(p.hash order by p.id, p.part) from helix.entry p
                 where p.id = any (array(select distinct b from unnest(e.before) b))),
-               e.id, e.part, e.at, e.xid, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
+               e.id, e.part, e.at, e.position, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
                e.batch, e.queue, e.version, e.attempt, e.before, e.content) as sound
       from (select distinct s.entry, s.part from step s) s
       cross join lateral (select * from helix.entry e where e.id = s.entry and e.part = s.part limit 1) e
@@ -8869,6 +8996,9 @@ CREATE VIEW helix.queue_settings WITH (security_invoker='true') AS
     stalled_after_seconds,
     created_at,
     updated_at,
+    lost_position,
+    lost_batch,
+    lost_version,
     helix.requires_of(class) AS requires
    FROM helix.queue q;
 
@@ -9434,13 +9564,11 @@ CREATE FUNCTION helix.reconcile(p_limit integer) RETURNS integer
 declare
   c_span    constant bigint := 20000;   -- transactions of one run
   v_mark    bigint := (select d.mark from helix.duty d where d.duty = 'reconcile');
-  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+  v_reached bigint := helix.reached_position();
   v_edge    bigint;
   v_found   integer;
 begin
-  if v_mark > v_reached then   -- restored: what is older is left to `audit`
-    v_mark := greatest(v_reached - c_span, 0);
-  end if;
+  v_mark := helix.first_record(v_mark, v_reached);
   v_edge := least(v_reached, v_mark + c_span);
   v_found := helix.record_findings(
     helix.find_in_claims(v_mark, v_edge) || helix.find_in_requests() || helix.find_stalled());
@@ -9537,15 +9665,15 @@ CREATE FUNCTION helix.record_first() RETURNS trigger
     SET jit TO 'off'
     AS $$
 declare
-  v_xid bigint := pg_current_xact_id()::text::bigint;
+  v_position bigint := helix.current_position();
 begin
   if not exists (select from arrived offset 1) then
     -- The same as below, without grouping, which one batch does not need.
-    insert into helix.entry (id, part, at, xid, to_state, reason, late, actor, batch, queue, version,
+    insert into helix.entry (id, part, at, position, to_state, reason, late, actor, batch, queue, version,
                              attempt, hash)
-    select n.entry, 1, n.changed_at, v_xid, 'PENDING', 'submitted', false, n.actor, array[n.batch],
+    select n.entry, 1, n.changed_at, v_position, 'PENDING', 'submitted', false, n.actor, array[n.batch],
            array[n.queue], array[n.version], array[n.attempt],
-           helix.entry_hash(null, n.entry, 1::smallint, n.changed_at, v_xid, null, null, 'PENDING',
+           helix.entry_hash(null, n.entry, 1::smallint, n.changed_at, v_position, null, null, 'PENDING',
                             'submitted', false, n.actor, array[n.batch], array[n.queue],
                             array[n.version], array[n.attempt], null, null)
     from arrived n
@@ -9556,11 +9684,11 @@ begin
        or helix.refuse(n.batch, null, null, n.state, n.version);
     return null;
   end if;
-  insert into helix.entry (id, part, at, xid, to_state, reason, late, actor, batch, queue, version,
+  insert into helix.entry (id, part, at, position, to_state, reason, late, actor, batch, queue, version,
                            attempt, hash)
-  select g.id, g.part, g.at, v_xid, 'PENDING', 'submitted', false, g.actor, g.batch, g.queue, g.version,
+  select g.id, g.part, g.at, v_position, 'PENDING', 'submitted', false, g.actor, g.batch, g.queue, g.version,
          g.attempt,
-         helix.entry_hash(null, g.id, g.part, g.at, v_xid, null, null, 'PENDING', 'submitted', false,
+         helix.entry_hash(null, g.id, g.part, g.at, v_position, null, null, 'PENDING', 'submitted', false,
                           g.actor, g.batch, g.queue, g.version, g.attempt, null, null)
   -- One part: a statement that submits has one entry, time and actor. A second header would violate the
   -- primary key.
@@ -9648,7 +9776,7 @@ CREATE FUNCTION helix.record_step() RETURNS trigger
     SET jit TO 'off'
     AS $$
 declare
-  v_xid     bigint;
+  v_position bigint;
   v_steps   bigint;
   v_ended   boolean;
   v_limited boolean;
@@ -9659,15 +9787,15 @@ begin
   if v_steps = 0 then
     return null;
   end if;
-  v_xid := pg_current_xact_id()::text::bigint;
+  v_position := helix.current_position();
   if v_steps = 1 then
     -- The same as below, without grouping: 3 % fewer instructions in a round of one batch.
-    insert into helix.entry (id, part, at, xid, epoch, from_state, to_state, reason, late, actor, batch,
+    insert into helix.entry (id, part, at, position, epoch, from_state, to_state, reason, late, actor, batch,
                              queue, version, attempt, before, content, hash)
-    select n.entry, 1, n.changed_at, v_xid, n.epoch, n.came_from, n.state, n.reason, n.late, n.actor,
+    select n.entry, 1, n.changed_at, v_position, n.epoch, n.came_from, n.state, n.reason, n.late, n.actor,
            array[n.batch], array[n.queue], array[n.version], array[n.attempt], array[n.before],
            case when n.content is not null then array[n.content] end,
-           helix.entry_hash(p.hashes, n.entry, 1::smallint, n.changed_at, v_xid, n.epoch, n.came_from,
+           helix.entry_hash(p.hashes, n.entry, 1::smallint, n.changed_at, v_position, n.epoch, n.came_from,
                             n.state, n.reason, n.late, n.actor, array[n.batch], array[n.queue],
                             array[n.version], array[n.attempt], array[n.before],
                             case when n.content is not null then array[n.content] end)
@@ -9682,11 +9810,11 @@ begin
                             n.cause, n.due, n.limit_key, n.number, n.nonce, n.epoch, n.deadline)
            or helix.refuse(n.batch, n.came_from, n.version_before, n.state, n.version));
   else
-    insert into helix.entry (id, part, at, xid, epoch, from_state, to_state, reason, late, actor, batch,
+    insert into helix.entry (id, part, at, position, epoch, from_state, to_state, reason, late, actor, batch,
                              queue, version, attempt, before, content, hash)
-    select g.id, g.part, g.at, v_xid, g.epoch, g.came_from, g.state, g.reason, g.late, g.actor, g.batch,
+    select g.id, g.part, g.at, v_position, g.epoch, g.came_from, g.state, g.reason, g.late, g.actor, g.batch,
            g.queue, g.version, g.attempt, g.before, g.content,
-           helix.entry_hash(p.hashes, g.id, g.part, g.at, v_xid, g.epoch, g.came_from, g.state, g.reason,
+           helix.entry_hash(p.hashes, g.id, g.part, g.at, v_position, g.epoch, g.came_from, g.state, g.reason,
                             g.late, g.actor, g.batch, g.queue, g.version, g.attempt, g.before, g.content)
     from (select n.entry as id, row_number() over ()::smallint as part, n.changed_at as at, n.epoch,
                  n.came_from, n.state, n.reason, n.late, n.actor, array_agg(n.batch) as batch,
@@ -9729,42 +9857,6 @@ end
 $$;
 
 ALTER FUNCTION helix.record_step() OWNER TO helix_engine;
-
--- Name: recount_batches(bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.recount_batches(p_from bigint) RETURNS void
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'on'
-    SET enable_bitmapscan TO 'on'
-    SET enable_hashjoin TO 'on'
-    SET jit TO 'off'
-    AS $$
-begin
-  delete from helix.metric m where m.name = 'helix_batches';
-  with counted_here as (
-    -- Of batches that retention has deleted: in the snapshot that counts the others.
-    delete from helix.metric_change c where c.name = 'helix_batches'
-  ),
-  late as materialized (
-    select u.queue, e.from_state, e.to_state, count(*) as number
-    from helix.entry e cross join lateral unnest(e.queue) as u (queue)
-    where e.xid >= p_from and e.xid < pg_snapshot_xmax(pg_current_snapshot())::text::bigint
-      and e.batch is not null
-    group by u.queue, e.from_state, e.to_state
-  )
-  insert into helix.metric_change (tenant, name, queue, label, value)
-  select q.tenant, 'helix_batches', q.name, c.state::text, sum(c.number)
-  from (select w.queue, w.state, count(*) as number from helix.work w group by w.queue, w.state
-        union all
-        select l.queue, l.to_state, -l.number from late l
-        union all
-        select l.queue, l.from_state, l.number from late l where l.from_state is not null) c
-  join helix.queue q on q.id = c.queue
-  group by q.tenant, q.name, c.state;
-end
-$$;
-
-ALTER FUNCTION helix.recount_batches(p_from bigint) OWNER TO helix_engine;
 
 -- Name: recover_fences(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -9810,10 +9902,12 @@ declare
   v_leased bigint[];
 begin
   perform helix.enter();
-  perform helix.current_epoch();   -- Where the timeline changed, sequences move ahead first.
-  insert into helix.epoch as e (number, timeline, reason)
-  select helix.next_epoch(now.timeline), now.timeline, coalesce(p_detail, 'recover')
-  from (select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) as timeline) now
+  -- Every transaction that writes has read this table. The lock waits for those that run and holds off new ones: no
+  -- position of the last epoch can appear after the first of the new one.
+  lock table helix.epoch in access exclusive mode;
+  perform helix.current_epoch();   -- Where the server changed, sequences move ahead first.
+  insert into helix.epoch as e (number, cluster, timeline, reason)
+  values (helix.next_epoch(helix.timeline()), helix.cluster_id(), helix.timeline(), coalesce(p_detail, 'recover'))
   returning * into v_epoch;
   -- No index has the leased rows; a recovery may read the whole table.
   v_leased := array(select w.batch from helix.work w
@@ -10186,6 +10280,16 @@ $$;
 
 ALTER FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb, p_ended boolean) OWNER TO helix_engine;
 
+-- Name: reported_gap(helix.feed_event[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.reported_gap(p_events helix.feed_event[]) RETURNS bigint
+    LANGUAGE sql IMMUTABLE
+    AS $$
+  select coalesce(max(substr(e.key, 5)::bigint), 0) from unnest(p_events) e where e.kind = 'GAP'
+$$;
+
+ALTER FUNCTION helix.reported_gap(p_events helix.feed_event[]) OWNER TO helix_engine;
+
 -- Name: rerun_at(helix.fence); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.rerun_at(p_fence helix.fence) RETURNS timestamp with time zone
@@ -10297,6 +10401,14 @@ begin
       tombstone = helix.tombstone_hash(b.key, b.fingerprint, b.queue, w.entry, w.version, w.state,
                                        w.attempt, w.changed_at, v_now, b.revision)
   from helix.work w where b.id = any (p_batch) and w.batch = b.id;
+  update helix.queue q
+  set lost_position = l.position, lost_batch = l.batch, lost_version = l.version
+  from (select distinct on (b.queue) b.queue, e.position, b.id as batch, b.version
+        from helix.batch b
+        cross join lateral (select n.position from helix.entry n where n.id = b.entry order by n.part limit 1) e
+        where b.id = any (p_batch)
+        order by b.queue, e.position desc, b.id desc) l
+  where q.id = l.queue and (l.position, l.batch, l.version) > (q.lost_position, q.lost_batch, q.lost_version);
   -- The record by which `check` finds tombstones that were removed, edited or made by hand.
   insert into helix.decision (tenant, queue, kind, actor, detail)
   select q.tenant, q.name, 'retired', session_user,
@@ -10472,7 +10584,7 @@ begin
                                  lost, refused, pending, waits, runs)
   with seen as materialized (
     select e.at, e.from_state, e.to_state, e.reason, e.queue, e.before from helix.entry e
-    where e.xid >= p_from and e.xid < p_to and e.batch is not null
+    where e.position >= p_from and e.position < p_to and e.batch is not null
   ),
   happened as (
     select u.queue, s.at,
@@ -10491,11 +10603,11 @@ begin
     union all
     select q.id, d.at, 'repeated', count(*)
     from helix.decision d join helix.queue q on q.tenant = d.tenant and q.name = d.queue
-    where d.xid >= p_from and d.xid < p_to and d.kind = 'duplicate' group by q.id, d.at
+    where d.position >= p_from and d.position < p_to and d.kind = 'duplicate' group by q.id, d.at
     union all
     select b.queue, f.first_at, 'refused', count(*)
     from helix.refusal f join helix.batch b on b.id = f.batch
-    where f.xid >= p_from and f.xid < p_to group by b.queue, f.first_at
+    where f.position >= p_from and f.position < p_to group by b.queue, f.first_at
   ),
   -- Batches of one entry that had one entry before waited and ran equally long.
   timed as (
@@ -10807,12 +10919,12 @@ begin
                  x.from_state is null and x.batch is null as archived,
                  -- The header, which archiving keeps, and the hash, which covers the arrays.
                  sha256(x.hash || timestamptz_send(x.at) || convert_to(concat_ws('>',
-                   x.id, x.part, x.xid, coalesce(x.epoch::text, ''), coalesce(x.from_state::text, ''), x.to_state,
+                   x.id, x.part, x.position, coalesce(x.epoch::text, ''), coalesce(x.from_state::text, ''), x.to_state,
                    x.reason, x.late, x.actor), 'UTF8')) as digest,
                  case when x.from_state is null then (
                    select sha256(string_agg(helix.asked_bytes(b), ''::bytea order by b.id))
                    from helix.batch b where b.id = any (x.batch)) end as asked
-          from helix.entry x where x.xid >= p_from and x.xid < p_to) e
+          from helix.entry x where x.position >= p_from and x.position < p_to) e
     group by e.place / 1000 order by e.place / 1000;
   return query
     -- Of the keys, only the number: they may contain names of workers.
@@ -10824,23 +10936,23 @@ begin
           from (select case when d.kind in ('duplicate', 'conflict', 'refused') then 'answer'
                             else 'decision' end as kind,
                        lpad(d.id::text, 20, '0') as key, d.hash::bytea as digest
-                from helix.decision d where d.xid >= p_from and d.xid < p_to
+                from helix.decision d where d.position >= p_from and d.position < p_to
                 union all
                 -- Its hash does not cover these columns.
                 select 'event', lpad(l.id::text, 20, '0'),
                        sha256(l.hash || int8send(l.id) || int2send(l.secret) || boolsend(l.is_strict))
-                from helix.ledger_event l where l.xid >= p_from and l.xid < p_to
+                from helix.ledger_event l where l.position >= p_from and l.position < p_to
                 union all
                 -- Without the columns that a repeated refusal changes.
                 select 'refusal', concat_ws(' ', lpad(f.batch::text, 20, '0'), f.number, f.epoch, f.operation, f.worker),
                        helix.row_hash(to_jsonb(f) - '{times,last_at}'::text[])
-                from helix.refusal f where f.xid >= p_from and f.xid < p_to
+                from helix.refusal f where f.position >= p_from and f.position < p_to
                 union all
                 select 'fence', lpad(v.life::text, 20, '0') || ' ' || lpad(v.version::text, 10, '0'), v.hash::bytea
-                from helix.fence_event v where v.xid >= p_from and v.xid < p_to
+                from helix.fence_event v where v.position >= p_from and v.position < p_to
                 union all
                 select 'call', lpad(c.life::text, 20, '0') || ' ' || lpad(c.id::text, 20, '0'), c.hash::bytea
-                from helix.fence_decision c where c.xid >= p_from and c.xid < p_to) u) r
+                from helix.fence_decision c where c.position >= p_from and c.position < p_to) u) r
     group by r.kind, r.place / 1000 order by r.kind, r.place / 1000;
 end
 $$;
@@ -10849,7 +10961,7 @@ ALTER FUNCTION helix.seal_pages_v1(p_from bigint, p_to bigint) OWNER TO helix_en
 
 -- Name: seal_position_v1(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.seal_position_v1() RETURNS TABLE(xid bigint, epoch integer, timeline text, database_created timestamp with time zone, entry bigint, batches bigint)
+CREATE FUNCTION helix.seal_position_v1() RETURNS TABLE(reached bigint, timeline text, database_created timestamp with time zone, entry bigint, batches bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -10857,7 +10969,7 @@ begin
   perform helix.enter();
   perform helix.demand_every_tenant();
   return query
-    select pg_snapshot_xmin(pg_current_snapshot())::text::bigint, e.number, e.timeline,
+    select helix.reached_position(), e.timeline,
            (select min(f.started_at) from helix.epoch f),
            (select max(x.id) from helix.entry x), (select n.last_value from helix.batch_id n)
     from helix.epoch e order by e.number desc limit 1;
@@ -10881,33 +10993,33 @@ begin
     when 'entry' then (
       select jsonb_build_object('entry', e.id, 'part', e.part, 'at', e.at, 'reason', e.reason, 'actor', e.actor,
                                 'batch', e.batch[1], 'batches', cardinality(e.batch))
-      from helix.entry e where e.xid >= p_from and e.xid < p_to order by e.id, e.part offset p_place limit 1)
+      from helix.entry e where e.position >= p_from and e.position < p_to order by e.id, e.part offset p_place limit 1)
     when 'decision' then (
       select jsonb_build_object('decision', d.id, 'at', d.at, 'kind', d.kind, 'batch', d.batch, 'actor', d.actor)
       from helix.decision d
-      where d.xid >= p_from and d.xid < p_to and d.kind not in ('duplicate', 'conflict', 'refused')
+      where d.position >= p_from and d.position < p_to and d.kind not in ('duplicate', 'conflict', 'refused')
       order by d.id offset p_place limit 1)
     when 'event' then (
       select jsonb_build_object('event', l.id, 'at', l.at, 'ledger', l.ledger, 'version', l.version,
                                 'actor', l.actor)
-      from helix.ledger_event l where l.xid >= p_from and l.xid < p_to order by l.id offset p_place limit 1)
+      from helix.ledger_event l where l.position >= p_from and l.position < p_to order by l.id offset p_place limit 1)
     when 'answer' then (
       select jsonb_build_object('decision', d.id, 'at', d.at, 'kind', d.kind, 'batch', d.batch, 'actor', d.actor)
       from helix.decision d
-      where d.xid >= p_from and d.xid < p_to and d.kind in ('duplicate', 'conflict', 'refused')
+      where d.position >= p_from and d.position < p_to and d.kind in ('duplicate', 'conflict', 'refused')
       order by d.id offset p_place limit 1)
     when 'refusal' then (
       select jsonb_build_object('batch', f.batch, 'worker', f.worker, 'number', f.number, 'first_at', f.first_at)
-      from helix.refusal f where f.xid >= p_from and f.xid < p_to
+      from helix.refusal f where f.position >= p_from and f.position < p_to
       order by concat_ws(' ', lpad(f.batch::text, 20, '0'), f.number, f.epoch, f.operation, f.worker) collate "C"
       offset p_place limit 1)
     when 'fence' then (
       select jsonb_build_object('life', v.life, 'version', v.version, 'to_state', v.to_state, 'actor', v.actor)
-      from helix.fence_event v where v.xid >= p_from and v.xid < p_to
+      from helix.fence_event v where v.position >= p_from and v.position < p_to
       order by v.life, v.version offset p_place limit 1)
     when 'call' then (
       select jsonb_build_object('life', c.life, 'decision', c.id, 'kind', c.kind, 'actor', c.actor)
-      from helix.fence_decision c where c.xid >= p_from and c.xid < p_to
+      from helix.fence_decision c where c.position >= p_from and c.position < p_to
       order by c.life, c.id offset p_place limit 1)
   end;
 end
@@ -11011,30 +11123,30 @@ CREATE FUNCTION helix.set_feed_v1(p_tenant text, p_feed text, p_actor text, p_re
     AS $$
 declare
   v_feed helix.feed;
-  v_xid  bigint := 0;
+  v_position bigint := 0;
 begin
   perform helix.enter_for(p_tenant);
   v_feed := helix.find_feed(p_tenant, p_feed);
   if p_rewind and p_since is not null then
     -- The first transaction that recorded anything at or after that time; none: everything is older.
     if v_feed.ledger is null then
-      select min(e.xid) into v_xid from helix.entry e where e.at >= p_since;
+      select min(e.position) into v_position from helix.entry e where e.at >= p_since;
     else
-      select min(e.feed_xid) into v_xid from helix.ledger_event e
+      select min(e.feed_position) into v_position from helix.ledger_event e
       where e.ledger = v_feed.ledger and e.at >= p_since;
     end if;
-    v_xid := coalesce(v_xid, pg_snapshot_xmin(pg_current_snapshot())::text::bigint);
+    v_position := coalesce(v_position, helix.reached_position());
   end if;
   update helix.feed f
   set paused = coalesce(p_paused, f.paused),
-      xid = case when p_rewind then v_xid else f.xid end,
+      position = case when p_rewind then v_position else f.position end,
       number = case when p_rewind then 0 else f.number end,
       version = case when p_rewind then 0 else f.version end
   where f.tenant = p_tenant and f.name = p_feed;
   insert into helix.decision (tenant, queue, kind, actor, detail)
   values (p_tenant, 'feed/' || p_feed, 'setting', helix.actor_of(p_actor),
           jsonb_build_object('paused', p_paused, 'rewind', p_rewind, 'since', p_since,
-                             'was', jsonb_build_array(v_feed.xid, v_feed.number, v_feed.version),
+                             'was', jsonb_build_array(v_feed.position, v_feed.number, v_feed.version),
                              'reason', p_reason)::text);
 end
 $$;
@@ -11896,7 +12008,7 @@ begin
   perform helix.enter_for(p_tenant);
   v_feed := helix.find_feed(p_tenant, p_feed);
   -- A lock takes a transaction number, which feeds of others would wait for; an idle consumer takes none.
-  if v_feed.paused or not exists (select from helix.feed_events(v_feed, 1)) then
+  if v_feed.paused or not exists (select from helix.feed_page(v_feed, 1)) then
     return;
   end if;
   select * into v_feed from helix.feed f where f.tenant = p_tenant and f.name = p_feed
@@ -11904,14 +12016,14 @@ begin
   if not found then
     return;
   end if;
-  v_events := array(select e from helix.feed_events(v_feed, least(p_limit, 10000), 16777216) e);
+  v_events := array(select e from helix.feed_page(v_feed, least(p_limit, 10000), 16777216) e);
   if v_events = '{}' then
     return;
   end if;
   v_last := v_events[cardinality(v_events)];
   update helix.feed f
-  set xid = v_last.xid, number = v_last.number, version = v_last.version, moved_at = clock_timestamp(),
-      delivered = f.delivered + cardinality(v_events)
+  set position = v_last.position, number = v_last.number, version = v_last.version, moved_at = clock_timestamp(),
+      delivered = f.delivered + cardinality(v_events), lost = greatest(f.lost, helix.reported_gap(v_events))
   where f.tenant = p_tenant and f.name = p_feed;
   return query select * from unnest(v_events);
 end
@@ -11988,6 +12100,21 @@ CREATE FUNCTION helix.time_bucket(p_seconds double precision) RETURNS integer
 $$;
 
 ALTER FUNCTION helix.time_bucket(p_seconds double precision) OWNER TO helix_engine;
+
+-- Name: timeline(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.timeline() RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+  if pg_is_in_recovery() then
+    return null;
+  end if;
+  return substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8);
+end
+$$;
+
+ALTER FUNCTION helix.timeline() OWNER TO helix_engine;
 
 -- Name: tombstone_hash(bytea, bytea, integer, bigint, integer, helix.state, smallint, timestamp with time zone, timestamp with time zone, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -12231,7 +12358,7 @@ CREATE TABLE helix.decision (
     queue text NOT NULL,
     actor text NOT NULL,
     detail helix.long_text,
-    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
+    "position" bigint DEFAULT helix.current_position() NOT NULL,
     hash helix.sha256 NOT NULL,
     CONSTRAINT decision_kind_check CHECK ((kind = ANY (ARRAY['duplicate'::text, 'conflict'::text, 'refused'::text, 'erased'::text, 'setting'::text, 'retired'::text, 'audit'::text, 'unnamed'::text])))
 );
@@ -12289,7 +12416,7 @@ ALTER TABLE helix.ended OWNER TO helix_owner;
 CREATE TABLE helix.entry (
     id bigint NOT NULL,
     at timestamp with time zone NOT NULL,
-    xid bigint NOT NULL,
+    "position" bigint NOT NULL,
     epoch integer,
     from_state helix.state,
     to_state helix.state NOT NULL,
@@ -12332,9 +12459,11 @@ ALTER SEQUENCE helix.entry_id OWNER TO helix_owner;
 
 CREATE TABLE helix.epoch (
     number integer NOT NULL,
+    cluster bigint NOT NULL,
     timeline text NOT NULL,
     reason text NOT NULL,
-    started_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    started_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT epoch_number_check CHECK (((number >= 1) AND (number <= 4194303)))
 );
 
 ALTER TABLE helix.epoch OWNER TO helix_owner;
@@ -12348,7 +12477,7 @@ CREATE VIEW helix.event WITH (security_invoker='true') AS
     s.from_state,
     s.to_state,
     e.at,
-    e.xid,
+    e."position",
     u.attempt,
     e.epoch,
     e.actor,
@@ -12416,7 +12545,7 @@ CREATE TABLE helix.fence_decision (
     actor helix.actor_name NOT NULL,
     detail helix.long_text,
     evidence helix.evidence,
-    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
+    "position" bigint DEFAULT helix.current_position() NOT NULL,
     hash helix.sha256 NOT NULL
 );
 
@@ -12451,7 +12580,7 @@ CREATE TABLE helix.fence_event (
     reason helix.fence_reason NOT NULL,
     detail text,
     content helix.sha256 NOT NULL,
-    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
+    "position" bigint DEFAULT helix.current_position() NOT NULL,
     hash helix.sha256 NOT NULL
 );
 
@@ -12545,8 +12674,8 @@ CREATE TABLE helix.ledger_event (
     id bigint DEFAULT nextval('helix.ledger_event_id'::regclass) NOT NULL,
     seq helix.event_seq NOT NULL,
     at timestamp with time zone NOT NULL,
-    xid bigint NOT NULL,
-    feed_xid bigint NOT NULL,
+    "position" bigint NOT NULL,
+    feed_position bigint NOT NULL,
     ledger integer NOT NULL,
     version integer NOT NULL,
     secret smallint NOT NULL,
@@ -12767,7 +12896,7 @@ CREATE TABLE helix.refusal (
     times integer DEFAULT 1 NOT NULL,
     first_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     last_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
+    "position" bigint DEFAULT helix.current_position() NOT NULL,
     hash helix.sha256 NOT NULL,
     CONSTRAINT refusal_operation_check CHECK ((operation = ANY (ARRAY['start'::text, 'renew'::text, 'settle'::text, 'release'::text])))
 );
@@ -13402,13 +13531,13 @@ CREATE INDEX decision_age ON helix.decision USING btree (tenant, queue, at) WHER
 
 CREATE INDEX decision_batch ON helix.decision USING btree (batch, id) WHERE (batch IS NOT NULL);
 
+-- Name: decision_position; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX decision_position ON helix.decision USING brin ("position") WITH (autosummarize='on');
+
 -- Name: decision_refused; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX decision_refused ON helix.decision USING btree (tenant, queue, id) WHERE (kind = 'refused'::text);
-
--- Name: decision_xid; Type: INDEX; Schema: helix; Owner: helix_owner
-
-CREATE INDEX decision_xid ON helix.decision USING brin (xid) WITH (autosummarize='on');
 
 -- Name: entry_action; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -13416,7 +13545,7 @@ CREATE INDEX entry_action ON helix.entry USING btree (at, id, part) WHERE (reaso
 
 -- Name: entry_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX entry_age ON helix.entry USING brin (xid, at) WITH (autosummarize='on');
+CREATE INDEX entry_age ON helix.entry USING brin ("position", at) WITH (autosummarize='on');
 
 -- Name: fence_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -13434,17 +13563,17 @@ CREATE INDEX fence_batch_batch ON helix.fence_batch USING btree (batch);
 
 CREATE INDEX fence_deadline ON helix.fence USING btree (deadline) WHERE (state = ANY (ARRAY['CLAIMED'::helix.fence_state, 'EFFECT_STARTED'::helix.fence_state]));
 
--- Name: fence_decision_xid; Type: INDEX; Schema: helix; Owner: helix_owner
+-- Name: fence_decision_position; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX fence_decision_xid ON helix.fence_decision USING brin (xid) WITH (autosummarize='on');
+CREATE INDEX fence_decision_position ON helix.fence_decision USING brin ("position") WITH (autosummarize='on');
 
 -- Name: fence_doubt; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX fence_doubt ON helix.fence USING btree (tenant, life) WHERE (state = 'IN_DOUBT'::helix.fence_state);
 
--- Name: fence_event_xid; Type: INDEX; Schema: helix; Owner: helix_owner
+-- Name: fence_event_position; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX fence_event_xid ON helix.fence_event USING brin (xid) WITH (autosummarize='on');
+CREATE INDEX fence_event_position ON helix.fence_event USING brin ("position") WITH (autosummarize='on');
 
 -- Name: fence_listed; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -13464,15 +13593,15 @@ CREATE INDEX lane_active ON helix.lane USING btree (queue) WHERE (NOT idle);
 
 -- Name: ledger_event_feed; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX ledger_event_feed ON helix.ledger_event USING btree (((ledger)::bigint), feed_xid, id);
+CREATE INDEX ledger_event_feed ON helix.ledger_event USING btree (((ledger)::bigint), feed_position, id);
 
--- Name: ledger_event_xid; Type: INDEX; Schema: helix; Owner: helix_owner
+-- Name: ledger_event_position; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX ledger_event_xid ON helix.ledger_event USING brin (xid) WITH (autosummarize='on');
+CREATE INDEX ledger_event_position ON helix.ledger_event USING brin ("position") WITH (autosummarize='on');
 
 -- Name: refusal_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX refusal_age ON helix.refusal USING brin (xid) WITH (autosummarize='on');
+CREATE INDEX refusal_age ON helix.refusal USING brin ("position") WITH (autosummarize='on');
 
 -- Name: refusal_list; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -13994,7 +14123,7 @@ ALTER TABLE helix.duty ENABLE ALWAYS TRIGGER audit;
 
 -- Name: epoch audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF number, timeline, reason, started_at ON helix.epoch FOR EACH ROW EXECUTE FUNCTION helix.audit_row('number', 'number,timeline,reason,started_at');
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF number, cluster, timeline, reason, started_at ON helix.epoch FOR EACH ROW EXECUTE FUNCTION helix.audit_row('number', 'number,cluster,timeline,reason,started_at');
 
 ALTER TABLE helix.epoch ENABLE ALWAYS TRIGGER audit;
 
@@ -14018,7 +14147,7 @@ ALTER TABLE helix.ledger ENABLE ALWAYS TRIGGER audit;
 
 -- Name: queue audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, tenant, name, profile, lease_seconds, max_attempts, backoff_seconds, backoff_max_seconds, key_limit, unknown, placeholders, resubmit_failed, paused, closed, class, payload_schema, result_schema, keep_completed_seconds, keep_failed_seconds, keep_cancelled_seconds, keep_decisions_seconds, stalled_after_seconds, created_at ON helix.queue FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,tenant,name,profile,lease_seconds,max_attempts,backoff_seconds,backoff_max_seconds,key_limit,unknown,placeholders,resubmit_failed,paused,closed,class,payload_schema,result_schema,keep_completed_seconds,keep_failed_seconds,keep_cancelled_seconds,keep_decisions_seconds,stalled_after_seconds,created_at');
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, tenant, name, profile, lease_seconds, max_attempts, backoff_seconds, backoff_max_seconds, key_limit, unknown, placeholders, resubmit_failed, paused, closed, class, payload_schema, result_schema, keep_completed_seconds, keep_failed_seconds, keep_cancelled_seconds, keep_decisions_seconds, stalled_after_seconds, created_at, lost_position, lost_batch, lost_version ON helix.queue FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,tenant,name,profile,lease_seconds,max_attempts,backoff_seconds,backoff_max_seconds,key_limit,unknown,placeholders,resubmit_failed,paused,closed,class,payload_schema,result_schema,keep_completed_seconds,keep_failed_seconds,keep_cancelled_seconds,keep_decisions_seconds,stalled_after_seconds,created_at,lost_position,lost_batch,lost_version');
 
 ALTER TABLE helix.queue ENABLE ALWAYS TRIGGER audit;
 
@@ -14662,11 +14791,11 @@ REVOKE ALL ON FUNCTION helix.actor_of(p_actor text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.add_histograms(p_left integer[], p_right integer[]) FROM PUBLIC;
 
--- Name: FUNCTION advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint, p_to_number bigint, p_to_version integer, p_count integer); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint, p_to_number bigint, p_to_version integer, p_count integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint, p_to_number bigint, p_to_version integer, p_count integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint, p_to_number bigint, p_to_version integer, p_count integer) TO helix_payloads;
+REVOKE ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer) TO helix_payloads;
 
 -- Name: FUNCTION all_metrics(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -14791,6 +14920,12 @@ GRANT ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text,
 
 REVOKE ALL ON FUNCTION helix.case_folded(p_texts text[]) FROM PUBLIC;
 
+-- Name: FUNCTION change_mark_v1(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.change_mark_v1() FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.change_mark_v1() TO helix_operator;
+GRANT ALL ON FUNCTION helix.change_mark_v1() TO helix_read;
+
 -- Name: FUNCTION check_asked(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.check_asked() FROM PUBLIC;
@@ -14851,6 +14986,12 @@ REVOKE ALL ON FUNCTION helix.clear_findings() FROM PUBLIC;
 REVOKE ALL ON FUNCTION helix.clear_tries_v1(p_tenant text, p_kind text, p_name text, p_source text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.clear_tries_v1(p_tenant text, p_kind text, p_name text, p_source text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.clear_tries_v1(p_tenant text, p_kind text, p_name text, p_source text) TO helix_intake;
+
+-- Name: FUNCTION cluster_id(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.cluster_id() FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.cluster_id() TO helix_reader;
+GRANT ALL ON FUNCTION helix.cluster_id() TO helix_operator;
 
 -- Name: FUNCTION compared(p_payload text, p_ignored text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -14931,6 +15072,10 @@ GRANT ALL ON FUNCTION helix.create_token_v1(p_tenant text, p_name text, p_hash b
 -- Name: FUNCTION current_epoch(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.current_epoch() FROM PUBLIC;
+
+-- Name: FUNCTION current_position(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.current_position() FROM PUBLIC;
 
 -- Name: TABLE fence; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -15214,11 +15359,11 @@ REVOKE ALL ON FUNCTION helix.enter_for(p_tenant text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.enter_for_streams(p_tenant text, p_every_tenant boolean) FROM PUBLIC;
 
--- Name: FUNCTION entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_xid bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_position bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_xid bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_xid bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]) TO helix_reader;
-GRANT ALL ON FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_xid bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]) TO helix_operator;
+REVOKE ALL ON FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_position bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_position bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]) TO helix_reader;
+GRANT ALL ON FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_position bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]) TO helix_operator;
 
 -- Name: FUNCTION erase_v1(p_ids uuid[], p_actor text, p_detail text, p_identity boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -15226,11 +15371,11 @@ REVOKE ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text,
 GRANT ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text, p_identity boolean) TO helix_operator;
 GRANT ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text, p_identity boolean) TO helix_operate;
 
--- Name: FUNCTION event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_position bigint, p_feed_position bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) TO helix_reader;
-GRANT ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) TO helix_operator;
+REVOKE ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_position bigint, p_feed_position bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_position bigint, p_feed_position bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) TO helix_reader;
+GRANT ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_position bigint, p_feed_position bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea) TO helix_operator;
 
 -- Name: FUNCTION event_key(p_tenant text, p_ledger text, p_entity text, p_seq bigint, p_kind text, p_bound bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -15267,6 +15412,12 @@ GRANT ALL ON FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer, p_by
 REVOKE ALL ON FUNCTION helix.feed_lag(p_feed helix.feed, OUT lag bigint, OUT oldest_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.feed_lag(p_feed helix.feed, OUT lag bigint, OUT oldest_at timestamp with time zone) TO helix_reader;
 GRANT ALL ON FUNCTION helix.feed_lag(p_feed helix.feed, OUT lag bigint, OUT oldest_at timestamp with time zone) TO helix_operator;
+
+-- Name: FUNCTION feed_page(p_feed helix.feed, p_limit integer, p_bytes bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.feed_page(p_feed helix.feed, p_limit integer, p_bytes bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.feed_page(p_feed helix.feed, p_limit integer, p_bytes bigint) TO helix_reader;
+GRANT ALL ON FUNCTION helix.feed_page(p_feed helix.feed, p_limit integer, p_bytes bigint) TO helix_operator;
 
 -- Name: FUNCTION feed_steps(p_feed helix.feed, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -15399,6 +15550,10 @@ GRANT SELECT,INSERT ON TABLE helix.secret TO helix_engine;
 -- Name: FUNCTION fingerprint(p_secret helix.secret, p_payload text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.fingerprint(p_secret helix.secret, p_payload text) FROM PUBLIC;
+
+-- Name: FUNCTION first_record(p_from bigint, p_to bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.first_record(p_from bigint, p_to bigint) FROM PUBLIC;
 
 -- Name: TABLE lane; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -15862,6 +16017,12 @@ GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO he
 
 REVOKE ALL ON FUNCTION helix.queues_with(p_queues integer[], p_queue integer) FROM PUBLIC;
 
+-- Name: FUNCTION reached_position(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.reached_position() FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.reached_position() TO helix_reader;
+GRANT ALL ON FUNCTION helix.reached_position() TO helix_operator;
+
 -- Name: FUNCTION read_activity_v1(p_tenant text, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_activity_v1(p_tenant text, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
@@ -15914,17 +16075,17 @@ REVOKE ALL ON FUNCTION helix.read_chains_v1(p_after bigint, p_limit integer) FRO
 GRANT ALL ON FUNCTION helix.read_chains_v1(p_after bigint, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_chains_v1(p_after bigint, p_limit integer) TO helix_read;
 
--- Name: FUNCTION read_changes_lost_v1(p_xid bigint, p_batch bigint, p_version integer, p_since timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_reader
+-- Name: FUNCTION read_changes_lost_v1(p_position bigint, p_batch bigint, p_version integer, p_since timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_reader
 
-REVOKE ALL ON FUNCTION helix.read_changes_lost_v1(p_xid bigint, p_batch bigint, p_version integer, p_since timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.read_changes_lost_v1(p_xid bigint, p_batch bigint, p_version integer, p_since timestamp with time zone) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_changes_lost_v1(p_xid bigint, p_batch bigint, p_version integer, p_since timestamp with time zone) TO helix_read;
+REVOKE ALL ON FUNCTION helix.read_changes_lost_v1(p_position bigint, p_batch bigint, p_version integer, p_since timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_changes_lost_v1(p_position bigint, p_batch bigint, p_version integer, p_since timestamp with time zone) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_changes_lost_v1(p_position bigint, p_batch bigint, p_version integer, p_since timestamp with time zone) TO helix_read;
 
--- Name: FUNCTION read_changes_v1(p_xid bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+-- Name: FUNCTION read_changes_v1(p_position bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
-REVOKE ALL ON FUNCTION helix.read_changes_v1(p_xid bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.read_changes_v1(p_xid bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_changes_v1(p_xid bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer) TO helix_read;
+REVOKE ALL ON FUNCTION helix.read_changes_v1(p_position bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_changes_v1(p_position bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_changes_v1(p_position bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_check_batches(); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -16359,10 +16520,6 @@ REVOKE ALL ON FUNCTION helix.record_sources(p_queue helix.queue, p_actor text, p
 
 REVOKE ALL ON FUNCTION helix.record_step() FROM PUBLIC;
 
--- Name: FUNCTION recount_batches(p_from bigint); Type: ACL; Schema: helix; Owner: helix_engine
-
-REVOKE ALL ON FUNCTION helix.recount_batches(p_from bigint) FROM PUBLIC;
-
 -- Name: FUNCTION recover_fences(p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.recover_fences(p_actor text, p_detail text) FROM PUBLIC;
@@ -16438,6 +16595,10 @@ REVOKE ALL ON FUNCTION helix.reopen(p_batch bigint[], p_actor text, p_detail tex
 REVOKE ALL ON FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb, p_ended boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb, p_ended boolean) TO helix_operator;
 GRANT ALL ON FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb, p_ended boolean) TO helix_intake;
+
+-- Name: FUNCTION reported_gap(p_events helix.feed_event[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.reported_gap(p_events helix.feed_event[]) FROM PUBLIC;
 
 -- Name: FUNCTION rerun_at(p_fence helix.fence); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16716,6 +16877,12 @@ REVOKE ALL ON FUNCTION helix.tenants_with_work(p_queues text[], p_mine integer[]
 -- Name: FUNCTION time_bucket(p_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.time_bucket(p_seconds double precision) FROM PUBLIC;
+
+-- Name: FUNCTION timeline(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.timeline() FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.timeline() TO helix_reader;
+GRANT ALL ON FUNCTION helix.timeline() TO helix_operator;
 
 -- Name: FUNCTION tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone, p_revision text); Type: ACL; Schema: helix; Owner: helix_engine
 

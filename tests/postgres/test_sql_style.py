@@ -39,6 +39,7 @@ CLIENTS_MAY_DERIVE = {
 # What operators may call at a prompt beside the tables that they read.
 OPERATORS_MAY_CALL = {
     "asked_bytes",
+    "cluster_id",
     "content_hash",
     "derive_fence_key",
     "ending",
@@ -47,11 +48,13 @@ OPERATORS_MAY_CALL = {
     "event_key",
     "feed_events",
     "feed_lag",
+    "feed_page",
     "feed_steps",
     "fence_content",
     "fence_receipt",
     "history_of",
     "locate",
+    "reached_position",
     "letter_hash",
     "row_hash",
     "sees_payloads",
@@ -60,6 +63,7 @@ OPERATORS_MAY_CALL = {
     "source_hash",
     "state_of",
     "tombstone_hash",
+    "timeline",
 }
 OPERATORS_ONLY = {"bind_v1", "unbind_v1", "recover_v1", "resolve_fence_v1", "rotate_secret_v1",
                   "seal_witness_v1", "set_duty_v1"}  # fmt: skip

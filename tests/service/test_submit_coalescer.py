@@ -23,7 +23,7 @@ from tests.support.lab import POOLED, Lab, wait_until
 def transactions(database, queue, prefix):
     """The number of transactions that created the batches with this prefix."""
     return database.value(
-        "select count(distinct e.xid) from helix.event e join helix.batch b on b.id = e.batch "
+        "select count(distinct e.position) from helix.event e join helix.batch b on b.id = e.batch "
         "join helix.queue q on q.id = b.queue "
         "where q.name = %s and starts_with(b.identity, %s) and e.version = 1",
         queue,

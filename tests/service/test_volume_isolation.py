@@ -145,7 +145,7 @@ def test_responses_contain_no_number_of_a_shared_sequence(site, database):
         details = read_everything(recorder, lab.q)
         changes = read_changes(recorder, begin[0][0])
         assert {kind for _, kind, _ in changes} == {"begin", "change"}
-        [(xid,)] = lab.rows("select pg_current_xact_id()::text::bigint")
+        [(position,)] = lab.rows("select pg_current_xact_id()::text::bigint")
         leaks = {
             number
             for text in recorder.received
@@ -153,7 +153,7 @@ def test_responses_contain_no_number_of_a_shared_sequence(site, database):
             if any(first <= number <= first + SPAN for first in FIRST.values())
         }
         assert leaks == set()
-        assert not [cursor for cursor, *_ in changes if str(xid)[:-2] in cursor.split("-")]
+        assert not [cursor for cursor, *_ in changes if str(position)[:-2] in cursor.split("-")]
         numbers = {event["number"] for detail in details for event in detail["events"]} - {None}
         assert len(numbers) >= 2  # one per claim, so that a reader can tell leases apart
 

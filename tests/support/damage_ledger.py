@@ -18,8 +18,8 @@ BEFORE = "id = (select before from helix.work where batch = {COMPLETED})"
 RETIRED = "(select id from helix.batch where retired_at is not null order by id limit 1)"
 OTHERS_QUEUE = "(select id from helix.queue where tenant = 'b')"
 FORGED = """
-    insert into helix.entry (id, part, at, xid, epoch, from_state, to_state, reason, late, hash,
-                             actor, batch, queue, version, attempt, before)
+    insert into helix.entry (id, part, at, position, epoch, from_state, to_state, reason, late,
+                             hash, actor, batch, queue, version, attempt, before)
     select nextval('helix.entry_id'), 1, now(), 700, w.epoch, w.state, {to}, {reason}, false,
            sha256('x'), 'eve', array[w.batch], array[w.queue], array[w.version + 1],
            array[w.attempt], array[w.entry]
@@ -88,8 +88,8 @@ LEDGER = {
         f"""update helix.entry e set actor = 'eve', hash = helix.entry_hash(
               (select array_agg(p.hash order by p.id, p.part) from helix.entry p
                where p.id = any (e.before)),
-              id, part, at, xid, epoch, from_state, to_state, reason, late, 'eve', batch, queue,
-              version, attempt, before, content) where {BEFORE}""",
+              id, part, at, position, epoch, from_state, to_state, reason, late, 'eve', batch,
+              queue, version, attempt, before, content) where {BEFORE}""",
     ),
     "the time of an entry was edited by a microsecond": (
         {"hash_broken"},
@@ -343,7 +343,7 @@ LEDGER = {
         {"fence_edited", "fence_illegal_arrow", "fence_not_last_event", "fence_record_edited"},
         """insert into helix.fence_event
            select life, version + 1, tenant, to_state, 'CLAIMED', at, attempt, epoch, number, actor,
-                  'claimed', detail, content, xid, sha256('x')
+                  'claimed', detail, content, position, sha256('x')
            from helix.fence_event where to_state = 'SEALED'""",
     ),
     "an arrow of fences was added": (

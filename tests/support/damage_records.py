@@ -11,15 +11,15 @@ from tests.support.damage_ledger import MISSED, OTHERS_QUEUE, RETIRED, SEAL
 # The hash of an entry that has been edited; `e` is the entry.
 REHASHED = """helix.entry_hash(
     (select array_agg(p.hash order by p.id, p.part) from helix.entry p where p.id = any (e.before)),
-    e.id, e.part, e.at, e.xid, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
+    e.id, e.part, e.at, e.position, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
     e.batch, e.queue, e.version, e.attempt, e.before, e.content)"""
 LAST_ENTRY = "e.id = (select entry from helix.work where batch = {COMPLETED})"
 # A step from RUNNING to COMPLETED that the ledger, the row and the list of ends agree on.
 FORGED_END = """
     with forged as (
-      insert into helix.entry (id, part, at, xid, epoch, from_state, to_state, reason, late, hash,
-                               actor, batch, queue, version, attempt, before)
-      select nextval('helix.entry_id'), 1, now(), {xid}, w.epoch, 'RUNNING', 'COMPLETED',
+      insert into helix.entry (id, part, at, position, epoch, from_state, to_state, reason, late,
+                               hash, actor, batch, queue, version, attempt, before)
+      select nextval('helix.entry_id'), 1, now(), {position}, w.epoch, 'RUNNING', 'COMPLETED',
              'completed', false, sha256('x'), w.actor, array[w.batch], array[w.queue],
              array[w.version + 1], array[w.attempt], array[w.entry]
       from helix.work w where w.batch = {RUNNING} returning id)
@@ -34,8 +34,8 @@ FORGED_END_REST = (
     """insert into helix.ended (queue, ending, at, batch)
        select queue, 1, changed_at, batch from helix.work where batch = {RUNNING}""",
 )
-OLD_XID = "(select e.xid from helix.entry e where e.id = w.entry)"
-NEW_XID = "pg_current_xact_id()::text::bigint"
+OLD_POSITION = "(select e.position from helix.entry e where e.id = w.entry)"
+NEW_POSITION = "helix.current_position()"
 REHASH_ROW = "hash = helix.row_hash(to_jsonb(r))"
 
 FORGERIES = {
@@ -77,12 +77,12 @@ FORGERIES = {
     ),
     "a completion was forged into an old transaction": (
         SEAL | {"sealed_record_added"},
-        FORGED_END.replace("{xid}", OLD_XID),
+        FORGED_END.replace("{position}", OLD_POSITION),
         *FORGED_END_REST,
     ),
     "a completion was forged as a new step": (
         MISSED | {"a step since the last seal; seal often, and ask the worker that it names"},
-        FORGED_END.replace("{xid}", NEW_XID),
+        FORGED_END.replace("{position}", NEW_POSITION),
         *FORGED_END_REST,
     ),
     "the header of an archived entry was edited": (
@@ -164,8 +164,8 @@ FORGERIES = {
     ),
     "a duplicate was forged into an old transaction": (
         SEAL | {"sealed_record_changed"},
-        """insert into helix.decision (batch, kind, tenant, queue, actor, xid, hash)
-           select batch, kind, tenant, queue, 'eve', xid, hash from helix.decision
+        """insert into helix.decision (batch, kind, tenant, queue, actor, position, hash)
+           select batch, kind, tenant, queue, 'eve', position, hash from helix.decision
            where kind = 'duplicate'""",
         f"update helix.decision r set {REHASH_ROW} where actor = 'eve'",
     ),
@@ -346,6 +346,14 @@ RECORDS = {
     "the position of a feed was edited": (
         MISSED | {"a cursor of a consumer; its own effects have the fence that decides"},
         "update helix.feed set number = number + 1",
+    ),
+    "a feed was moved ahead of the ledger": (
+        {"position_ahead"},
+        "update helix.feed set position = position + (1::bigint << 60)",
+    ),
+    "the mark of a duty was moved ahead of the ledger": (
+        {"position_ahead"},
+        "update helix.duty set mark = mark + (1::bigint << 60) where duty = 'metrics'",
     ),
     "two details were swapped": (
         {"result_edited"},

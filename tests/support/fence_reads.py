@@ -35,6 +35,6 @@ def effects(database, table):
 def transactions(database, name):
     """How many transactions wrote the steps of a name's fences."""
     return database.value(
-        "select count(distinct e.xid) from helix.fence_event e"
+        "select count(distinct e.position) from helix.fence_event e"
         f" join helix.fence f on f.life = e.life where f.name = '{name}'"
     )

@@ -140,7 +140,7 @@ def tenants_at_work(database):
     keys = database.rows(
         "select b.key from helix.batch b join helix.queue q on q.id = b.queue where q.tenant = 'b'"
     )
-    [event] = database.rows("select feed_xid, id from helix.ledger_event where tenant = 'b'")
+    [event] = database.rows("select feed_position, id from helix.ledger_event where tenant = 'b'")
     return Loot(ids, [key for (key,) in keys], held, request, fences, numbers, event)
 
 
@@ -179,7 +179,7 @@ READS = {
     "read_contents_v1": lambda loot: [{"ids": loot.ids}],
     "read_events_v1": lambda loot: [{"ids": loot.ids}],
     "read_changes_v1": lambda _: [
-        {"xid": 0, "batch": 0, "version": 0, "span": 2**40, "limit": 1000, "queue": queue}
+        {"position": 0, "batch": 0, "version": 0, "span": 2**61, "limit": 1000, "queue": queue}
         for queue in (None, "shared", f"{WORD}-queue")
     ],
     "read_queue_v1": lambda _: [{"tenant": "b", "queue": f"{WORD}-queue"}],
@@ -248,7 +248,7 @@ READS = {
     "read_entries_v1": lambda _: [{"id": 0, "part": 0, "limit": 1000}],
     "read_check_v1": lambda _: [{"set": name} for name in CHECKS],
     "read_changes_lost_v1": lambda _: [
-        {"xid": 0, "batch": 0, "version": 0, "since": "1970-01-01Z"}
+        {"position": 0, "batch": 0, "version": 0, "since": "1970-01-01Z"}
     ],
     "read_fence_holder_v1": lambda loot: [{"key": key} for key in loot.fences.values()],
     "read_fence_lag_v1": lambda _: [{}],
@@ -331,9 +331,10 @@ CASES = {
     },
     "recover_v1": lambda _: {"actor": "eve", "detail": "x"},
     "rotate_secret_v1": lambda _: {},
-    "seal_witness_v1": lambda _: {"kind": "entry", "from": 0, "to": 2**40, "place": 0},
+    "seal_witness_v1": lambda _: {"kind": "entry", "from": 0, "to": 2**61, "place": 0},
     "seal_position_v1": lambda _: {},
-    "seal_pages_v1": lambda _: {"from": 0, "to": 2**40},
+    "change_mark_v1": lambda _: {},
+    "seal_pages_v1": lambda _: {"from": 0, "to": 2**61},
     "claim_fence_v1": lambda _: {
         "tenant": "b", "name": f"{WORD}-name", "identity": f"{WORD}-sealed", "request": "{}",
         "actor": "eve", "nonce": 1, "start": True, "lease_seconds": 60, "quiet_seconds": 60,
@@ -405,8 +406,8 @@ CASES = {
     },
     "take_feed_v1": lambda _: {"tenant": "b", "feed": "shared", "limit": 10},
     "advance_feed_v1": lambda loot: {
-        "tenant": "b", "feed": "shared", "xid": 0, "number": 0, "version": 0,
-        "to_xid": loot.event[0], "to_number": loot.event[1], "to_version": 0, "count": 1,
+        "tenant": "b", "feed": "shared", "position": 0, "number": 0, "version": 0,
+        "to_position": loot.event[0], "to_number": loot.event[1], "to_version": 0, "count": 1,
     },
     "hold_feed_v1": lambda _: {
         "tenant": "b", "feed": "shared", "holder": WORD, "seconds": 60,

@@ -21,6 +21,7 @@ from helixqueue.failpoints import FEED_POINTS
 from helixqueue.postgres.database import Database
 from helixqueue.postgres.transaction_bounds import TransactionBound
 from helixqueue.records.lease import Settlement
+from tests.support.ledger_traffic import sql_client
 from tests.user_ledger.conftest import DISPATCH
 
 pytestmark = pytest.mark.module_database
@@ -146,6 +147,44 @@ def test_entity_stays_in_order_when_an_older_transaction_appends_last(helix, dis
     assert [seq for _, seq, _ in consume(feed, size=1)] == [1, 2]
 
 
+def test_feed_of_steps_behind_retention_reports_the_gap_once(database):
+    columns = "position, number, version, kind"
+    with sql_client(database) as client:
+        client.queue(name="short")
+        feed = {"tenant": "a", "feed": "behind"}
+        client.call("declare_feed_v1", **feed, actor="w", ledger=None, queue="short", now=False)
+        client.submit("g1", "g2", queue="short")
+        [seen] = client.call("take_feed_v1", columns, **feed, limit=1)
+        client.complete(client.claim(2, queue="short"))
+        assert client.rows("select helix.retire_v1('a', 'short', 'COMPLETED', 'infinity')") == [
+            (2,)
+        ]
+        client.submit("g3", queue="short")
+
+        [gap, *_] = page = client.call("read_feed_v1", columns, **feed, limit=100)
+        assert gap == (*seen[:3], "GAP")
+        assert "GAP" not in [kind for *_, kind in page[1:]]
+        places = ("position", "number", "version", "to_position", "to_number", "to_version")
+        confirm = dict(zip(places, (*seen[:3], *gap[:3]), strict=True))
+        assert client.call("advance_feed_v1", **feed, **confirm, count=1) == [(True,)]
+        rest = client.call("take_feed_v1", columns, **feed, limit=100)
+        assert rest == page[1:]
+        assert client.call("take_feed_v1", columns, **feed, limit=100) == []
+        # A new feed starts with what is left, and one that has delivered everything has no gap.
+        client.call(
+            "declare_feed_v1", tenant="a", feed="new", actor="w", ledger=None, queue="short",
+            now=False,
+        )  # fmt: skip
+        client.complete(client.claim(1, queue="short"))
+        assert client.call("take_feed_v1", columns, **feed, limit=100) != []
+        assert client.rows("select helix.retire_v1('a', 'short', 'COMPLETED', 'infinity')") == [
+            (1,)
+        ]
+        assert client.call("take_feed_v1", columns, **feed, limit=100) == []
+        [gap, *_] = client.call("take_feed_v1", columns, tenant="a", feed="new", limit=100)
+        assert gap[3] == "GAP"  # its last batch was retired before it was delivered
+
+
 def test_two_consumers_of_one_feed_share_its_events(helix, dispatch, database):
     dispatch.append_many([(f"s-{n}", 1, "REQUESTED") for n in range(40)])
     helix.feed("shared", ledger=dispatch.name)
@@ -261,8 +300,8 @@ def test_page_of_a_lost_history_does_not_move_the_feed(helix, dispatch):
     ):
         page = feed.read(10)
         last = page[-1]
-        source, xid, rest = re.split(r"[/.]", last.position, maxsplit=2)
-        lost = replace(last, position=f"{source}/{int(xid) + 1}.{rest}")
+        source, position, rest = re.split(r"[/.]", last.position, maxsplit=2)
+        lost = replace(last, position=f"{source}/{int(position) + 1}.{rest}")
         assert not feed.confirm([*page[:-1], lost])
         assert feed.read(10) == page
         assert feed.confirm(page)

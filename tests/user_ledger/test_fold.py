@@ -92,7 +92,7 @@ def test_chain_of_an_entity_is_recomputed_from_its_rows(helix, database, dispatc
         expected = database.value(
             "select helix.event_hash(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, "
             "convert_to(%s, 'UTF8'))",
-            *(before, event.key, event.version, event.at, event.xid, event.feed_xid),
+            *(before, event.key, event.version, event.at, event.position, event.feed_position),
             *(event.fingerprint, event.node, event.actor, event.violations, event.payload),
         )
         assert event.hash == expected

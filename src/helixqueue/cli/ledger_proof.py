@@ -173,7 +173,7 @@ def _verify(
         last = heads[-1]
         events = ledger_heads.read_export(exported)
         # Rules may have been added for the events after the last head.
-        covered = [event for event in events if event.feed_xid < last["position"]]
+        covered = [event for event in events if event.feed_position < int(last["position"])]
         replay = ledger_heads.replay_events(last["tenant"], _declared(last), covered)
         faults = ledger_heads.verify_heads(heads, keys, partial(digest_events, events))
     else:

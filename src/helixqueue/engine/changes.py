@@ -15,27 +15,31 @@ if TYPE_CHECKING:
 
 _SQL = sql_texts("helixqueue.engine", "changes.sql")
 CHANGES_MAX = 1_000
-SPAN_MAX = 2**40  # transactions: more than a database ever has
+SPAN_MAX = 2**61  # positions: more than a database ever has
+
+
+EPOCH_BITS = 40  # the bits below: the transaction
 
 
 class ChangeCursor(NamedTuple):
-    """The position of a reader: after one event.
+    """The position of a reader: after one event. No event after it is older than `since`."""
 
-    No event after it is older than `since`. In another `epoch`, transaction numbers may repeat.
-    """
-
-    xid: int
+    position: int
     batch: int
     version: int
     since: datetime
-    epoch: int
+
+    @property
+    def epoch(self) -> int:
+        """The upper bits of a position: one history of the database."""
+        return self.position >> EPOCH_BITS
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """One event with its position in the stream."""
 
-    xid: int
+    position: int
     batch: int
     version: int
     batch_id: UUID
@@ -61,7 +65,6 @@ class ChangePage:
     reached: int
     edge: int
     now: datetime
-    epoch: int
 
 
 def read_changes(
@@ -71,7 +74,7 @@ def read_changes(
     if not 1 <= limit <= CHANGES_MAX:
         raise Refused(f"expected 1 to {CHANGES_MAX} changes, got {limit}")
     args = {
-        "xid": cursor.xid,
+        "position": cursor.position,
         "batch": cursor.batch,
         "version": cursor.version,
         "queue": queue,
@@ -80,22 +83,22 @@ def read_changes(
     }
 
     def read(rows: list[Row]) -> ChangePage:
-        changes = tuple(Change(*row[4:]) for row in rows if row[4] is not None)
-        return ChangePage(changes, *rows[0][:4])
+        changes = tuple(Change(*row[3:]) for row in rows if row[3] is not None)
+        return ChangePage(changes, *rows[0][:3])
 
     return Call(_SQL["changes"], args, read)
 
 
 def changes_lost(cursor: ChangeCursor) -> Call[bool]:
     """Whether retention removed events after the cursor."""
-    args = {name: getattr(cursor, name) for name in ("xid", "batch", "version", "since")}
+    args = {name: getattr(cursor, name) for name in ("position", "batch", "version", "since")}
     return Call(_SQL["changes_lost"], args, lambda rows: bool(rows[0][0]))
 
 
 class ChangeMark(NamedTuple):
-    """Every transaction after `xid` began to write after `at`."""
+    """Every transaction after `position` begins to write after `at`."""
 
-    xid: int
+    position: int
     at: datetime
 
 

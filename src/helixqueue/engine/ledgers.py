@@ -122,8 +122,8 @@ class StoredEvent(NamedTuple):
     key: bytes
     fingerprint: bytes
     hash: bytes
-    xid: int
-    feed_xid: int
+    position: int
+    feed_position: int
 
     def event(self) -> LedgerEvent:
         return LedgerEvent(
@@ -174,7 +174,6 @@ class LedgerDigest(NamedTuple):
     """What a ledger contains below a position; see `helix.read_ledger_head_v1`."""
 
     position: int
-    epoch: int
     buckets: dict[int, Bucket]
 
 
@@ -186,13 +185,12 @@ def ledger_digest(
     def read(rows: list[Row]) -> LedgerDigest | None:
         if not rows:
             return None
-        (position, epoch), *_ = [row[:2] for row in rows]
         buckets = {
-            row[2]: Bucket(row[3], row[4], bytes(row[5]).hex())
+            row[1]: Bucket(row[2], row[3], bytes(row[4]).hex())
             for row in rows
-            if row[2] is not None
+            if row[1] is not None
         }
-        return LedgerDigest(position, epoch, buckets)
+        return LedgerDigest(rows[0][0], buckets)
 
     return Call(_SQL["head"], (tenant, ledger, position), read)
 

@@ -29,13 +29,13 @@ from helix.read_entity_v1(%s::text, %s::text, %s::text);
 
 -- name: events
 -- Events in the order of (entity, version), with what their hashes cover.
-select entity, seq, kind, version, payload, node, actor, at, violations, key, fingerprint, hash, xid,
-       feed_xid
+select entity, seq, kind, version, payload, node, actor, at, violations, key, fingerprint, hash, position,
+       feed_position
 from helix.read_ledger_events_v1(%s::text, %s::text, %s::text, %s::text, %s::int, %s::int);
 
 -- name: head
 -- The position of a ledger, and digests of its entities.
-select reached, epoch, bucket, entities, events, digest
+select reached, bucket, entities, events, digest
 from helix.read_ledger_head_v1(%s::text, %s::text, %s::bigint);
 
 -- name: declare_feed
@@ -44,12 +44,12 @@ select helix.declare_feed_v1(%s::text, %s::text, %s::text, %s::text, %s::text, %
 
 -- name: take_feed
 -- The next events, and the position moved behind them, in this transaction.
-select xid, number, version, key, entity, seq, kind, payload, node, actor, at, violations
+select position, number, version, key, entity, seq, kind, payload, node, actor, at, violations
 from helix.take_feed_v1(%s::text, %s::text, %s::int);
 
 -- name: read_feed
 -- The next events, and the position before the first.
-select xid, number, version, key, entity, seq, kind, payload, node, actor, at, violations, from_xid,
+select position, number, version, key, entity, seq, kind, payload, node, actor, at, violations, from_position,
        from_number, from_version
 from helix.read_feed_v1(%s::text, %s::text, %s::int);
 

@@ -40,7 +40,7 @@ class LedgerEntry(NamedTuple):
     id: int
     part: int
     at: int  # microseconds since 2000-01-01 UTC, as PostgreSQL stores them; see `moment`
-    xid: int
+    position: int
     epoch: int | None
     from_state: str | None
     to_state: str
@@ -69,11 +69,11 @@ def microseconds(when: datetime) -> int:
 
 def entry_hash(before: Sequence[bytes], entry: LedgerEntry) -> bytes:
     """Return the expected `entry.hash`; `before`: the hashes of the distinct entries before it."""
-    (number, part, at, xid, epoch, from_state, to_state, reason, late, _, actor, batch, queue,
+    (number, part, at, position, epoch, from_state, to_state, reason, late, _, actor, batch, queue,
      version, attempt, links, content, _) = entry  # fmt: skip
     text = (
-        f"{number}>{part}>{xid}>{'' if epoch is None else epoch}>{from_state or ''}>{to_state}>"
-        f"{reason}>{'t' if late else 'f'}>{len(actor.encode())}>{actor}"
+        f"{number}>{part}>{position}>{'' if epoch is None else epoch}>{from_state or ''}>"
+        f"{to_state}>{reason}>{'t' if late else 'f'}>{len(actor.encode())}>{actor}"
     )
     return sha256(
         b"".join(

@@ -52,7 +52,11 @@ def event_hash(before: bytes, event: StoredEvent) -> bytes:
                 before,
                 event.key,
                 struct.pack(
-                    ">iqqq", event.version, microseconds(event.at), event.xid, event.feed_xid
+                    ">iqqq",
+                    event.version,
+                    microseconds(event.at),
+                    event.position,
+                    event.feed_position,
                 ),
                 event.fingerprint,
                 _framed(event.node or ""),
@@ -106,7 +110,7 @@ class LedgerReplay:
             self._fault(event, "key", f"{key_text(event.key)} is not the key of its identity")
         if event.hash != event_hash(last.hash if last else b"", event):
             self._fault(event, "hash", "the event, or the one before it, is not the one written")
-        if event.feed_xid < max(event.xid, last.feed_xid if last else 0):
+        if event.feed_position < max(event.position, last.feed_position if last else 0):
             self._fault(event, "order", "feeds would deliver it before the event before it")
         if not event.violations:
             for rule in self._rules(event):
@@ -152,7 +156,7 @@ def digest_events(events: Iterable[StoredEvent], position: int) -> dict[int, Buc
     counts: dict[int, list[int]] = {}
     heads: dict[str, StoredEvent] = {}
     for event in events:
-        if event.feed_xid < position:
+        if event.feed_position < position:
             heads[event.entity] = event
     for entity in sorted(heads, key=str.encode):
         head = heads[entity]

@@ -138,9 +138,9 @@ class Head:
 def _no_steps() -> Head:
     """The head of batches that have no step yet."""
     empty = LedgerEntry(
-        id=0, part=0, at=0, xid=0, epoch=None, from_state=None, to_state="", reason="", late=False,
-        hash=b"", actor="", batch=None, queue=None, version=None, attempt=None, before=None,
-        content=None,
+        id=0, part=0, at=0, position=0, epoch=None, from_state=None, to_state="", reason="",
+        late=False, hash=b"", actor="", batch=None, queue=None, version=None, attempt=None,
+        before=None, content=None,
     )  # fmt: skip
     head = Head(empty, (None, 0, 0, 0), Hashes(), None)
     head.entry = head.state = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import Refused
 from helixqueue.operate.check import WITNESSES, CheckResult
-from helixqueue.operate.seal import EXPIRING, MARK_BYTES, SEALS, read_pages, read_witness
+from helixqueue.operate.seal import EXPIRING, MARK_BYTES, SEALS, range_of, read_pages, read_witness
 from helixqueue.postgres.snapshot import snapshot
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ INVARIANTS = {
         "G3",
         (
             "Sealed records are not in the database: the tail of the ledger was cut, a batch was "
-            "removed, or a failover or restore lost them (then the epoch exceeds the seal's)."
+            "removed, or a failover or restore lost them (see `helix.epoch`)."
         ),
         "Restore them from a backup or a standby that has the last sealed entry.",
     ),
@@ -136,9 +136,7 @@ def _forged(
     faults = SEALS.faults(seal, previous, keys, start)
     if faults or previous is None:
         return faults
-    continues = seal["from_xid"] == previous["to_xid"]
-    starts_over = seal["from_xid"] == 0 and seal["epoch"] > previous["epoch"]
-    if not continues and not starts_over:
+    if range_of(seal)[0] != range_of(previous)[1]:
         return ["it does not continue where the seal before it ended"]
     return []
 
@@ -146,7 +144,7 @@ def _forged(
 def _compare(connection: Connection[Any], seal: dict[str, Any]) -> list[SealFinding]:
     sealed, found = (
         _by_kind(seal["pages"]),
-        _by_kind(read_pages(connection, seal["from_xid"], seal["to_xid"])),
+        _by_kind(read_pages(connection, *range_of(seal))),
     )
     findings = []
     for kind in MARK_BYTES:

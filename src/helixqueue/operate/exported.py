@@ -24,6 +24,7 @@ from helixqueue.ledger.chain import BYTEA, INT2, INT4, INT8, LedgerEntry, array_
 from helixqueue.ledger.fold import fold
 from helixqueue.operate.check_seals import SealFinding, verify_seals
 from helixqueue.operate.exported_batch import ExportedHistory, ExportedRequests
+from helixqueue.operate.seal import range_of
 from helixqueue.postgres.snapshot import snapshot
 from helixqueue.postgres.statements import sql_texts
 
@@ -54,7 +55,7 @@ class _Line(TypedDict):
     id: Int8
     part: Int2
     at: Int8
-    xid: Int8
+    position: Int8
     epoch: Int4 | None
     from_state: str | None
     to_state: str
@@ -95,9 +96,10 @@ def write_export(connection: Connection[Any], seal: dict[str, Any], file: Path) 
     An interrupted run may have appended some of them already; those are not written twice.
     """
     count = 0
-    args = {"from_xid": seal["from_xid"], "to_xid": seal["to_xid"]}
+    first, end = range_of(seal)
+    args = {"from_position": first, "to_position": end}
     query = sql_texts("helixqueue.operate", "seal.sql")["entries"]
-    present = _appended(file, seal["from_xid"])
+    present = _appended(file, first)
     with (
         snapshot(connection),
         connection.cursor("export") as cursor,
@@ -117,7 +119,7 @@ def write_export(connection: Connection[Any], seal: dict[str, Any], file: Path) 
     return count
 
 
-def _appended(file: Path, from_xid: int) -> dict[tuple[int, int], Any]:
+def _appended(file: Path, from_position: int) -> dict[tuple[int, int], Any]:
     """The entries at the end of an export that no earlier seal covers; half a line is removed."""
     if not file.exists() or file.stat().st_size == 0:
         return {}
@@ -127,7 +129,7 @@ def _appended(file: Path, from_xid: int) -> dict[tuple[int, int], Any]:
         while end:
             start = text.rfind(b"\n", 0, end - 1) + 1
             entry = json.loads(text[start:end])
-            if entry["xid"] < from_xid:
+            if entry["position"] < from_position:
                 break
             entries[entry["id"], entry["part"]] = entry
             end = start
@@ -167,8 +169,8 @@ def check_export(
 
 
 def _covers(seal: dict[str, Any], entry: LedgerEntry) -> bool:
-    within: bool = seal["from_xid"] <= entry.xid < seal["to_xid"]
-    return within
+    first, end = range_of(seal)
+    return first <= entry.position < end
 
 
 def _compare(
@@ -198,7 +200,7 @@ def _compare(
 def _digest(entry: LedgerEntry) -> bytes:
     """As helix.seal_pages_v1 computes it."""
     header = (
-        entry.id, entry.part, entry.xid, "" if entry.epoch is None else entry.epoch,
+        entry.id, entry.part, entry.position, "" if entry.epoch is None else entry.epoch,
         entry.from_state or "", entry.to_state, entry.reason, "t" if entry.late else "f",
         entry.actor,
     )  # fmt: skip

@@ -112,7 +112,7 @@ class ExportedRequests:
 
 
 def _place(entry: LedgerEntry) -> tuple[int, int, int]:
-    return entry.xid, entry.id, entry.part
+    return entry.position, entry.id, entry.part
 
 
 def _batches(entry: LedgerEntry) -> list[int] | None:

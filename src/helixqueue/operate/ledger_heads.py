@@ -48,8 +48,7 @@ def sign_head(
         "strict": ledger.strict,
         "bind_payload": ledger.bind_payload,
         "ignore": list(ledger.ignore),
-        "epoch": digest.epoch,
-        "position": digest.position,
+        "position": str(digest.position),
         "entities": sum(bucket.entities for bucket in digest.buckets.values()),
         "events": sum(bucket.events for bucket in digest.buckets.values()),
         "buckets": {f"{number:02x}": list(b) for number, b in sorted(digest.buckets.items())},
@@ -73,7 +72,7 @@ def verify_heads(
             wrong = ["the head before it is of another ledger"]
         faults += [f"{label}: {fault}" for fault in wrong]
         if not wrong:
-            found = digest_at(head["position"])
+            found = digest_at(int(head["position"]))
             faults += [f"{label}: {fault}" for fault in _differences(head, found)]
             previous = head
     return faults

@@ -6,8 +6,7 @@ covers every record of the transactions that were over when it was made; the nex
 that came after, and names the one before. `check --against` computes the digests again.
 
 A seal takes no lock: it reads one snapshot, and only transactions below the oldest running one.
-After a failover or a restore (another epoch) a seal starts over at the beginning of the ledger,
-because transactions that the earlier seals cover may be lost and their numbers used again.
+What is written after a failover or a restore has higher positions than all that was sealed before.
 """
 
 from __future__ import annotations
@@ -47,9 +46,12 @@ MARK_BYTES = {
 
 
 def head_of(seal: dict[str, Any]) -> SealHead:
-    return SealHead(
-        seal["number"], document_id(seal), seal["to_xid"], seal["epoch"], dict(seal["counts"])
-    )
+    return SealHead(seal["number"], document_id(seal), seal["to_position"], dict(seal["counts"]))
+
+
+def range_of(seal: dict[str, Any]) -> tuple[int, int]:
+    """The first position that a seal covers, and the first after it."""
+    return int(seal["from_position"]), int(seal["to_position"])
 
 
 def make_seal(
@@ -62,26 +64,25 @@ def make_seal(
         row = connection.execute(_sql("position")).fetchone()
         if row is None:
             raise Refused("expected an epoch in helix.epoch, got none; run helixq recover")
-        to_xid, epoch, timeline, created, entry, batches = row
-        continues = previous is not None and previous.epoch == epoch
-        from_xid = previous.to_xid if previous is not None and continues else 0
-        if from_xid > to_xid:
+        to_position, timeline, created, entry, batches = row
+        from_position = 0 if previous is None else int(previous.to_position)
+        if from_position > to_position:
             raise Refused(
-                f"expected a database that is at or after transaction {from_xid}, where the last "
-                f"seal ended, got one at {to_xid}: an older state was restored; run helixq recover"
+                f"expected a database that is at or after position {from_position}, where the last "
+                f"seal ended, got one at {to_position}: an older state was restored; run helixq "
+                "recover"
             )
-        pages = read_pages(connection, from_xid, to_xid)
+        pages = read_pages(connection, from_position, to_position)
         fix_output(connection)
         objects = sorted(connection.execute(schema_objects().encode()).fetchall())
-    counts = dict(previous.counts) if previous is not None and continues else {}
+    counts = {} if previous is None else dict(previous.counts)
     for page in pages:
         counts[page["kind"]] = counts.get(page["kind"], 0) + page["rows"]
     members = {
         "database": time_text(created),  # when its first epoch began
-        "epoch": epoch,
         "timeline": timeline,
-        "from_xid": from_xid,
-        "to_xid": to_xid,
+        "from_position": str(from_position),
+        "to_position": str(to_position),
         "last_entry": entry,
         "batch_numbers": batches,
         "counts": counts,
@@ -92,9 +93,11 @@ def make_seal(
     return SEALS.sign(members, follows, signer)
 
 
-def read_pages(connection: Connection[Any], from_xid: int, to_xid: int) -> list[dict[str, Any]]:
+def read_pages(
+    connection: Connection[Any], from_position: int, to_position: int
+) -> list[dict[str, Any]]:
     """Pages of records, as helix.seal_pages_v1 has them and a seal contains them."""
-    args = {"from_xid": from_xid, "to_xid": to_xid}
+    args = {"from_position": from_position, "to_position": to_position}
     return [
         {
             "kind": kind,
@@ -115,7 +118,8 @@ def read_pages(connection: Connection[Any], from_xid: int, to_xid: int) -> list[
 def read_witness(
     connection: Connection[Any], kind: str, seal: dict[str, Any], place: int
 ) -> dict[str, Any] | None:
-    args = {"kind": kind, "from_xid": seal["from_xid"], "to_xid": seal["to_xid"], "place": place}
+    first, end = range_of(seal)
+    args = {"kind": kind, "from_position": first, "to_position": end, "place": place}
     row = connection.execute(_sql("witness"), args).fetchone()
     return None if row is None else row[0]
 

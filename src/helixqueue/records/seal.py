@@ -11,6 +11,5 @@ class SealHead:
 
     number: int
     id: str
-    to_xid: int
-    epoch: int
+    to_position: str  # in digits: JSON numbers are too small
     counts: dict[str, int]

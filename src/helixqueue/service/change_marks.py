@@ -31,9 +31,9 @@ class ChangeMarks:
         self._marked_at = float("-inf")
         self._marks: deque[ChangeMark] = deque(maxlen=MARKS_MAX)
 
-    async def before(self, xid: int) -> datetime:
-        """A time that precedes every event of transaction `xid` and later ones."""
+    async def before(self, position: int) -> datetime:
+        """A time that precedes every event of transaction `position` and later ones."""
         if time.monotonic() - self._marked_at >= self._every_seconds:
             self._marked_at = time.monotonic()
             self._marks.append(await self._sessions.run_without_tenant(changes.take_mark()))
-        return max((mark.at for mark in self._marks if mark.xid < xid), default=NEVER)
+        return max((mark.at for mark in self._marks if mark.position < position), default=NEVER)

@@ -66,6 +66,10 @@ create table helix.queue (
     check (stalled_after_seconds between 1 and 1e10),
   created_at        timestamptz not null default clock_timestamp(),
   updated_at        timestamptz not null default clock_timestamp(),
+  -- The greatest place of a step that retention has removed: readers before it have missed something.
+  lost_position     bigint not null default 0,
+  lost_batch        bigint not null default 0,
+  lost_version      integer not null default 0,
   unique (tenant, name)
 );
 

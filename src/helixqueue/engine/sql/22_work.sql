@@ -118,20 +118,6 @@ create table helix.key_limit (
   primary key (queue, key)
 ) with (fillfactor = 50);
 
--- The first part of every token. A failover that lost the tail of the log sets sequences back, so
--- numbers alone could repeat; the epoch rises whenever the server's timeline is not the recorded one
--- here, and with `helixq recover`.
-create table helix.epoch (
-  number     integer primary key,
-  timeline   text not null,
-  reason     text not null,
-  started_at timestamptz not null default clock_timestamp()
-);
--- The first epoch is here from the start. Inserted by the first call, inside a caller's long transaction, it
--- would make every other call wait. `next_epoch` (60_lease.sql) explains the number.
-insert into helix.epoch (number, timeline, reason)
-select greatest(1, (('x' || w.timeline)::bit(32)::int - 1) << 12), w.timeline, 'created'
-from (select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) as timeline) w;
 -- One sequence numbers ledger entries, and thereby leases.
 create sequence helix.entry_id;
 

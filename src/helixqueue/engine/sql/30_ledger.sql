@@ -8,7 +8,7 @@
 create table helix.entry (
   id         bigint not null,
   at         timestamptz not null,
-  xid        bigint not null,         -- the transaction; a number, because xid8 has no BRIN
+  position   bigint not null,         -- epoch and transaction; see 25_position.sql
   epoch      integer,                 -- of the leases' tokens
   from_state helix.state,             -- null: the batches are new
   to_state   helix.state not null,    -- PENDING > RUNNING is two steps, claimed and started
@@ -31,7 +31,7 @@ alter table helix.entry
   alter attempt set storage external, alter before set storage external, alter content set storage external;
 -- Readers of changes look at a range of transactions at a time. Entries arrive nearly in that order, so
 -- a summary per range of pages is enough and costs almost nothing to maintain.
-create index entry_age on helix.entry using brin (xid, at) with (autosummarize = on);
+create index entry_age on helix.entry using brin (position, at) with (autosummarize = on);
 -- What operators and applications did to batches, newest first.
 create index entry_action on helix.entry (at, id, part) where reason in ('retried', 'cancelled', 'recovered');
 
@@ -39,14 +39,14 @@ create index entry_action on helix.entry (at, id, part) where reason in ('retrie
 -- their ids and parts), the time as PostgreSQL sends it, nine header fields joined by `>` with the actor
 -- after its length in bytes, then the arrays as PostgreSQL sends them.
 create function helix.entry_hash(
-  p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamptz, p_xid bigint, p_epoch integer,
+  p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamptz, p_position bigint, p_epoch integer,
   p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text,
   p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[],
   p_content bytea[]
 ) returns bytea language sql stable parallel safe as $$
   select sha256(
     coalesce(array_send(p_hashes), ''::bytea) || timestamptz_send(p_at) || convert_to(concat_ws('>',
-      p_id, p_part, p_xid, coalesce(p_epoch::text, ''), coalesce(p_from::text, ''), p_to, p_reason, p_late,
+      p_id, p_part, p_position, coalesce(p_epoch::text, ''), coalesce(p_from::text, ''), p_to, p_reason, p_late,
       octet_length(p_actor), p_actor), 'UTF8')
     || array_send(p_batch) || array_send(p_queue) || array_send(p_version) || array_send(p_attempt)
     || coalesce(array_send(p_before), ''::bytea) || coalesce(array_send(p_content), ''::bytea))
@@ -55,7 +55,7 @@ $$;
 -- One row per step. An entry that claims and starts at once shows as its two steps.
 -- The join with helix.queue restricts a reader to its tenants.
 create view helix.event with (security_invoker = true) as
-  select u.batch, s.version, q.tenant, s.from_state, s.to_state, e.at, e.xid, u.attempt, e.epoch,
+  select u.batch, s.version, q.tenant, s.from_state, s.to_state, e.at, e.position, u.attempt, e.epoch,
          e.actor, s.reason, e.late, u.queue, e.id as entry, e.part, u.before,
          case when s.version = u.version then u.content end as content
   from helix.entry e
@@ -72,13 +72,13 @@ create view helix.event with (security_invoker = true) as
 
 -- The history of some batches, one row per step, with the lease number and texts of each.
 create function helix.history_of(p_batch bigint[])
-returns table (batch bigint, version integer, at timestamptz, xid bigint, from_state helix.state,
+returns table (batch bigint, version integer, at timestamptz, "position" bigint, from_state helix.state,
                to_state helix.state, reason helix.reason, actor text, attempt smallint, epoch integer,
                number bigint, failure text, detail text, late boolean, entry bigint, part smallint)
 language sql stable
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
   with recursive chain as (
-    select head.batch, e.id, e.part, e.at, e.xid, e.from_state, e.to_state, e.reason, e.actor, e.epoch,
+    select head.batch, e.id, e.part, e.at, e.position, e.from_state, e.to_state, e.reason, e.actor, e.epoch,
            e.late, e.version[at.place] as version, e.attempt[at.place] as attempt,
            e.before[at.place] as before
     from (select w.batch, w.entry from helix.work w where w.batch = any (p_batch)
@@ -88,7 +88,7 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off se
     cross join lateral (select array_position(e.batch, head.batch) as place) at
     where at.place is not null
     union all
-    select c.batch, e.id, e.part, e.at, e.xid, e.from_state, e.to_state, e.reason, e.actor, e.epoch,
+    select c.batch, e.id, e.part, e.at, e.position, e.from_state, e.to_state, e.reason, e.actor, e.epoch,
            e.late, e.version[at.place], e.attempt[at.place], e.before[at.place]
     from chain c
     join helix.entry e on e.id = c.before
@@ -96,7 +96,7 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off se
     where at.place is not null
   ),
   steps as (
-    select c.batch, s.version, c.at, c.xid, s.from_state, s.to_state, s.reason, c.actor, c.attempt,
+    select c.batch, s.version, c.at, c.position, s.from_state, s.to_state, s.reason, c.actor, c.attempt,
            c.epoch, c.late, c.id, c.part,
            -- The number of a lease is the entry of its claim, the last one up to this step.
            max(c.id) filter (where s.reason = 'claimed')
@@ -110,7 +110,7 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off se
       select c.version, case when c.from_state = 'PENDING' and c.to_state = 'RUNNING' then 'ASSIGNED'
                              else c.from_state end, c.to_state, c.reason) s
   )
-  select s.batch, s.version, s.at, s.xid, s.from_state, s.to_state, s.reason, s.actor, s.attempt, s.epoch,
+  select s.batch, s.version, s.at, s.position, s.from_state, s.to_state, s.reason, s.actor, s.attempt, s.epoch,
          case when s.reason not in ('submitted', 'retried') then s.claim end, r.failure, r.detail, s.late,
          s.id, s.part
   from steps s
@@ -133,11 +133,11 @@ create table helix.refusal (
   times        integer not null default 1,
   first_at     timestamptz not null default clock_timestamp(),
   last_at      timestamptz not null default clock_timestamp(),
-  xid          bigint not null default pg_current_xact_id()::text::bigint,  -- of the first, for seals
+  position     bigint not null default helix.current_position(),  -- of the first, for seals
   hash         helix.sha256 not null,
   primary key (batch, number, epoch, operation, worker)
 );
-create index refusal_age on helix.refusal using brin (xid) with (autosummarize = on);
+create index refusal_age on helix.refusal using brin (position) with (autosummarize = on);
 -- The list of a tenant's refused writes, newest first.
 create index refusal_list on helix.refusal (tenant, first_at, batch, number);
 
@@ -154,11 +154,11 @@ create table helix.decision (
   queue    text not null,
   actor    text not null,
   detail   helix.long_text,
-  xid      bigint not null default pg_current_xact_id()::text::bigint,  -- the transaction, for seals
+  position bigint not null default helix.current_position(),  -- for seals
   hash     helix.sha256 not null
 );
 -- A seal reads the records of a range of transactions, which arrive nearly in that order.
-create index decision_xid on helix.decision using brin (xid) with (autosummarize = on);
+create index decision_position on helix.decision using brin (position) with (autosummarize = on);
 -- The latest decisions of a batch: one that was submitted a million times has a million.
 create index decision_batch on helix.decision (batch, id) where batch is not null;
 -- For retention: answers to submissions, the oldest of a queue first. All others are kept for ever; `check`

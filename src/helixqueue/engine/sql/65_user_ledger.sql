@@ -37,12 +37,11 @@ create table helix.ledger_event (
   id          bigint not null default nextval('helix.ledger_event_id'),
   seq         helix.event_seq not null,
   at          timestamptz not null,
-  xid         bigint not null,        -- the transaction
-  -- The order in which feeds read: the transaction, or that of the event before if it has a greater number. A
-  -- transaction may get its number early and append after others; by its own number alone, feeds would return the
-  -- events of an entity in the wrong order. It is never below `xid`, so below the oldest running transaction
-  -- every event is visible.
-  feed_xid    bigint not null,
+  position    bigint not null,        -- of its transaction; see 25_position.sql
+  -- The order in which feeds read: the position, or that of the event before if it is greater. A transaction may get
+  -- its number early and append after others; by its own position alone, feeds would return the events of an entity
+  -- in the wrong order. It is never below `position`, so below the oldest running transaction every event is visible.
+  feed_position bigint not null,
   ledger      integer not null,
   version     integer not null,       -- number of the event within its entity, from 1
   secret      smallint not null,      -- of the fingerprint
@@ -70,9 +69,9 @@ create table helix.ledger_event (
 );
 -- Feeds read the events of a ledger in this order. The cast keeps the index out of look-ups by entity: in a new
 -- table, without statistics, the planner took it for as good as the primary key, and an append read every event.
-create index ledger_event_feed on helix.ledger_event ((ledger::bigint), feed_xid, id);
+create index ledger_event_feed on helix.ledger_event ((ledger::bigint), feed_position, id);
 -- A seal reads the events of a range of transactions, which arrive nearly in that order.
-create index ledger_event_xid on helix.ledger_event using brin (xid) with (autosummarize = on);
+create index ledger_event_position on helix.ledger_event using brin (position) with (autosummarize = on);
 
 -- Append-only: the functions insert, and nothing changes or removes an event.
 create function helix.guard_append_only() returns trigger
@@ -110,11 +109,11 @@ $$;
 
 -- The hash of an event, with the payload in UTF-8. The key covers the identity; this byte encoding never changes.
 create function helix.event_hash(
-  p_before bytea, p_key bytea, p_version integer, p_at timestamptz, p_xid bigint, p_feed_xid bigint,
+  p_before bytea, p_key bytea, p_version integer, p_at timestamptz, p_position bigint, p_feed_position bigint,
   p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload bytea
 ) returns bytea language sql stable parallel safe as $$
   select sha256(coalesce(p_before, ''::bytea) || p_key || int4send(p_version) || timestamptz_send(p_at)
-                || int8send(p_xid) || int8send(p_feed_xid) || p_fingerprint
+                || int8send(p_position) || int8send(p_feed_position) || p_fingerprint
                 || helix.framed(coalesce(p_node, '')) || helix.framed(p_actor)
                 || helix.framed(coalesce(array_to_string(p_violations, ','), ''))
                 || sha256(p_payload))

@@ -42,32 +42,32 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp
 -- Every row here is found by its key: a plan made while the tables were small would read and sort them.
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_sort = off set jit = off as $$
 declare
-  v_tenants text[] := helix.enter_for(p_tenant);
-  v_actor   text := session_user;
-  v_now     timestamptz := clock_timestamp();
-  v_xid     bigint := pg_current_xact_id()::text::bigint;   -- First: on a standby this is the error.
-  v_sent    bytea := convert_to(p_payload, 'UTF8');
-  v_key     bytea := helix.event_key(p_tenant, p_ledger, p_entity, p_seq, p_kind, '');
-  v_answer  helix.appended;
+  v_tenants  text[] := helix.enter_for(p_tenant);
+  v_actor    text := session_user;
+  v_now      timestamptz := clock_timestamp();
+  v_position bigint := helix.current_position();   -- Before the insert: it may move the sequence ahead.
+  v_sent     bytea := convert_to(p_payload, 'UTF8');
+  v_key      bytea := helix.event_key(p_tenant, p_ledger, p_entity, p_seq, p_kind, '');
+  v_answer   helix.appended;
 begin
   if p_actor is not null then
     v_actor := helix.actor_of(p_actor);
   end if;
   insert into helix.ledger_event (
-    seq, at, xid, feed_xid, ledger, version, secret, is_strict, tenant, entity, kind, bound, key, fingerprint,
-    hash, node, actor, payload)
-  select p_seq, v_now, v_xid, t.feed_xid, t.ledger, p_seq, t.secret, true, t.tenant, p_entity, p_kind, '', v_key,
-         t.print,
-         helix.event_hash(t.before, v_key, p_seq::integer, v_now, v_xid, t.feed_xid, t.print, p_node, v_actor,
+    seq, at, position, feed_position, ledger, version, secret, is_strict, tenant, entity, kind, bound, key,
+    fingerprint, hash, node, actor, payload)
+  select p_seq, v_now, v_position, t.feed_position, t.ledger, p_seq, t.secret, true, t.tenant, p_entity, p_kind,
+         '', v_key, t.print,
+         helix.event_hash(t.before, v_key, p_seq::integer, v_now, v_position, t.feed_position, t.print, p_node, v_actor,
                           null, v_sent),
          p_node, v_actor, p_payload::json
   from (select l.id as ledger, l.tenant, s.id as secret, last.hash as before,
-               greatest(v_xid, last.feed_xid) as feed_xid,
+               greatest(v_position, last.feed_position) as feed_position,
                sha256(s.outer_pad || sha256(s.inner_pad || v_sent)) as print
         from helix.ledger l
         cross join lateral (select * from helix.secret order by id desc limit 1) s
         left join lateral (
-          select e.version, e.hash, e.feed_xid, e.kind from helix.ledger_event e
+          select e.version, e.hash, e.feed_position, e.kind from helix.ledger_event e
           where e.ledger = l.id and e.entity = p_entity order by e.version desc limit 1) last on true
         where l.tenant = p_tenant and l.name = p_ledger and l.is_strict and not l.bound and l.ignored = '{}'
           and helix.ledger_was_unique()
@@ -75,9 +75,6 @@ begin
           and p_seq = coalesce(last.version, 0) + 1 and l.machine ? p_kind
           and case when last.version is null then p_kind = any (l.initial)
                    else l.machine -> last.kind ? p_kind end
-          -- After a failover append_v1 moves the sequence ahead first; see current_epoch.
-          and (select e.timeline from helix.epoch e order by e.number desc limit 1)
-              = substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)
         offset 0) t
   on conflict do nothing;
   if found then
@@ -122,7 +119,6 @@ begin
       from generate_series(1, cardinality(p_entity)) n;
     return;
   end if;
-  perform helix.current_epoch();   -- After a failover the sequence moves ahead first.
   if cardinality(p_entity) = 1 then
     return query select * from helix.append_round(v_ledger, v_actor, '{1}', p_entity, p_seq, p_kind, p_payload,
                                                   p_node);
@@ -151,10 +147,10 @@ create function helix.append_round(
 ) returns setof helix.appended
 language plpgsql as $$
 declare
-  v_secret  helix.secret;
-  v_now     timestamptz := clock_timestamp();
-  v_xid     bigint := pg_current_xact_id()::text::bigint;
-  v_answers helix.appended[];
+  v_secret   helix.secret;
+  v_now      timestamptz := clock_timestamp();
+  v_position bigint := helix.current_position();   -- Before the insert: it may move the sequence ahead.
+  v_answers  helix.appended[];
 begin
   select * into v_secret from helix.secret s order by s.id desc limit 1;
   while p_place <> '{}' loop
@@ -172,12 +168,12 @@ begin
              sha256(v_secret.outer_pad
                     || sha256(v_secret.inner_pad || convert_to(s.compared, 'UTF8'))) as print,
              coalesce(last.version, 0) + 1 as next, last.hash as before,
-             greatest(v_xid, last.feed_xid) as feed_xid, coalesce(top.kind, last.kind) as state,
+             greatest(v_position, last.feed_position) as feed_position, coalesce(top.kind, last.kind) as state,
              coalesce(top.seq, last.seq) as reached, known.version as known_version,
              known.payload as known_payload, known.print = known_print.print as is_same
       from sent s
       left join lateral (
-        select e.version, e.hash, e.feed_xid, e.kind, e.seq from helix.ledger_event e
+        select e.version, e.hash, e.feed_position, e.kind, e.seq from helix.ledger_event e
         where e.ledger = p_ledger.id and e.entity = s.entity order by e.version desc limit 1) last on true
       left join lateral (   -- In a strict ledger the last event has the greatest seq.
         select e.kind, e.seq from helix.ledger_event e
@@ -214,11 +210,11 @@ begin
     ),
     written as (
       insert into helix.ledger_event as e (
-        seq, at, xid, feed_xid, ledger, version, secret, is_strict, tenant, entity, kind, bound, key,
+        seq, at, position, feed_position, ledger, version, secret, is_strict, tenant, entity, kind, bound, key,
         fingerprint, hash, node, actor, violations, payload)
-      select d.seq, v_now, v_xid, d.feed_xid, p_ledger.id, d.next, v_secret.id, p_ledger.is_strict,
+      select d.seq, v_now, v_position, d.feed_position, p_ledger.id, d.next, v_secret.id, p_ledger.is_strict,
              p_ledger.tenant, d.entity, d.kind, d.bound, d.key, d.print,
-             helix.event_hash(d.before, d.key, d.next, v_now, v_xid, d.feed_xid, d.print,
+             helix.event_hash(d.before, d.key, d.next, v_now, v_position, d.feed_position, d.print,
                               d.node, p_actor, d.rules, convert_to(d.payload, 'UTF8')),
              d.node, p_actor, d.rules, d.payload::json
       from decided d where d.decision = 'written'

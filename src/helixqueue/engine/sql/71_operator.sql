@@ -257,7 +257,7 @@ begin
 end
 $$;
 
--- After a restore or a suspected split brain: a new epoch, every lease ends, and every fenced effect that had
+-- After a restore or a suspected split brain, while no client writes: a new epoch, every lease ends, and every fenced effect that had
 -- started is in doubt. Every old token is refused from now on.
 create function helix.recover_v1(p_actor text, p_detail text)
 returns table (epoch integer, ended integer, doubted integer)
@@ -268,10 +268,12 @@ declare
   v_leased bigint[];
 begin
   perform helix.enter();
-  perform helix.current_epoch();   -- Where the timeline changed, sequences move ahead first.
-  insert into helix.epoch as e (number, timeline, reason)
-  select helix.next_epoch(now.timeline), now.timeline, coalesce(p_detail, 'recover')
-  from (select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) as timeline) now
+  -- Every transaction that writes has read this table. The lock waits for those that run and holds off new ones: no
+  -- position of the last epoch can appear after the first of the new one.
+  lock table helix.epoch in access exclusive mode;
+  perform helix.current_epoch();   -- Where the server changed, sequences move ahead first.
+  insert into helix.epoch as e (number, cluster, timeline, reason)
+  values (helix.next_epoch(helix.timeline()), helix.cluster_id(), helix.timeline(), coalesce(p_detail, 'recover'))
   returning * into v_epoch;
   -- No index has the leased rows; a recovery may read the whole table.
   v_leased := array(select w.batch from helix.work w

@@ -16,6 +16,14 @@ begin
       tombstone = helix.tombstone_hash(b.key, b.fingerprint, b.queue, w.entry, w.version, w.state,
                                        w.attempt, w.changed_at, v_now, b.revision)
   from helix.work w where b.id = any (p_batch) and w.batch = b.id;
+  update helix.queue q
+  set lost_position = l.position, lost_batch = l.batch, lost_version = l.version
+  from (select distinct on (b.queue) b.queue, e.position, b.id as batch, b.version
+        from helix.batch b
+        cross join lateral (select n.position from helix.entry n where n.id = b.entry order by n.part limit 1) e
+        where b.id = any (p_batch)
+        order by b.queue, e.position desc, b.id desc) l
+  where q.id = l.queue and (l.position, l.batch, l.version) > (q.lost_position, q.lost_batch, q.lost_version);
   -- The record by which `check` finds tombstones that were removed, edited or made by hand.
   insert into helix.decision (tenant, queue, kind, actor, detail)
   select q.tenant, q.name, 'retired', session_user,
@@ -112,7 +120,7 @@ begin
   from (select e.id from helix.entry e where e.id > v_from order by e.id limit p_limit * 10) e;
   update helix.entry e
   set batch = null, queue = null, version = null, attempt = null, before = null, content = null
-  where e.id > v_from and e.id <= v_to and e.batch is not null and e.xid < v_read
+  where e.id > v_from and e.id <= v_to and e.batch is not null and e.position < v_read
     and not exists (select from unnest(e.batch) as u (batch)
                     join helix.work w on w.batch = u.batch)
     and not exists (select from unnest(e.batch) as u (batch)

@@ -29,8 +29,8 @@ insert into helix.duty (duty, every, of_claims) values
   ('metrics', '15 s', false),    -- counters and gauges of /metrics
   ('reconcile', '60 s', false),  -- new claims and live leases, compared with ledger and requests
   ('audit',   '60 s', false);    -- every row of work once a day, a part per run
--- These two follow the ledger by transaction; it begins with this one.
-update helix.duty d set mark = pg_current_xact_id()::text::bigint where d.duty in ('metrics', 'reconcile');
+-- These two follow the ledger by position; it begins with this transaction.
+update helix.duty d set mark = helix.current_position() where d.duty in ('metrics', 'reconcile');
 
 do $$
 begin

@@ -68,7 +68,7 @@ begin
                                  lost, refused, pending, waits, runs)
   with seen as materialized (
     select e.at, e.from_state, e.to_state, e.reason, e.queue, e.before from helix.entry e
-    where e.xid >= p_from and e.xid < p_to and e.batch is not null
+    where e.position >= p_from and e.position < p_to and e.batch is not null
   ),
   happened as (
     select u.queue, s.at,
@@ -87,11 +87,11 @@ begin
     union all
     select q.id, d.at, 'repeated', count(*)
     from helix.decision d join helix.queue q on q.tenant = d.tenant and q.name = d.queue
-    where d.xid >= p_from and d.xid < p_to and d.kind = 'duplicate' group by q.id, d.at
+    where d.position >= p_from and d.position < p_to and d.kind = 'duplicate' group by q.id, d.at
     union all
     select b.queue, f.first_at, 'refused', count(*)
     from helix.refusal f join helix.batch b on b.id = f.batch
-    where f.xid >= p_from and f.xid < p_to group by b.queue, f.first_at
+    where f.position >= p_from and f.position < p_to group by b.queue, f.first_at
   ),
   -- Batches of one entry that had one entry before waited and ran equally long.
   timed as (

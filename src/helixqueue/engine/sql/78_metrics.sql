@@ -82,7 +82,7 @@ $$;
 create function helix.keep_metrics(p_limit integer) returns integer
 language plpgsql as $$
 declare
-  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+  v_reached bigint := helix.reached_position();
   v_edge    bigint := helix.follow_ledger();
 begin
   perform helix.forget_rollup(p_limit);
@@ -97,6 +97,39 @@ begin
 end
 $$;
 
+-- The position of the first record from p_from on; p_to if there is none before that. Other databases use
+-- transaction numbers too, and most of an epoch's are never used: ranges without a record are skipped, ever larger
+-- ones.
+create function helix.first_record(p_from bigint, p_to bigint) returns bigint
+language plpgsql stable
+set enable_bitmapscan = on set jit = off as $$
+declare
+  v_span  bigint := 5000;
+  v_edge  bigint;
+  v_first bigint;
+begin
+  while p_from < p_to loop
+    v_edge := least(p_to, p_from + v_span);
+    select min(c.position) into v_first
+    from (select e.position from helix.entry e where e.position >= p_from and e.position < v_edge
+          union all
+          select f.position from helix.fence_event f where f.position >= p_from and f.position < v_edge
+          union all
+          select d.position from helix.fence_decision d where d.position >= p_from and d.position < v_edge
+          union all
+          select r.position from helix.refusal r where r.position >= p_from and r.position < v_edge
+          union all
+          select d.position from helix.decision d where d.position >= p_from and d.position < v_edge) c;
+    if v_first is not null then
+      return v_first;
+    end if;
+    p_from := v_edge;
+    v_span := least(v_span * 4, 1::bigint << 60);
+  end loop;
+  return p_to;
+end
+$$;
+
 -- Folds new ledger entries, decisions, refusals and calls of fences, a range of transactions per call; returns the first one that is
 -- not folded. Archiving calls it too, before it empties entries. The duty's row is locked; while another process folds, it does nothing.
 create function helix.follow_ledger() returns bigint
@@ -104,40 +137,19 @@ language plpgsql
 set enable_bitmapscan = on set jit = off as $$
 declare
   c_span    constant bigint := 5000;
-  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
-  v_span    bigint := c_span;
+  v_reached bigint := helix.reached_position();
   v_mark    bigint;
-  v_first   bigint;
-  v_edge    bigint := v_reached;
+  v_edge    bigint;
 begin
   select d.mark into v_mark from helix.duty d where d.duty = 'metrics' for update skip locked;
   if not found then
     return (select d.mark from helix.duty d where d.duty = 'metrics');
   end if;
-  if v_mark > v_reached then   -- restored into a server that has counted fewer transactions
-    perform helix.recount_batches(v_reached);
-  else
-    -- Other databases use transaction numbers too: ranges without a row are skipped, ever larger ones.
-    while v_first is null and v_mark < v_reached loop
-      v_edge := least(v_reached, v_mark + v_span);
-      select min(c.xid) into v_first
-      from (select e.xid from helix.entry e where e.xid >= v_mark and e.xid < v_edge
-            union all
-            select f.xid from helix.fence_event f where f.xid >= v_mark and f.xid < v_edge
-            union all
-            select d.xid from helix.fence_decision d where d.xid >= v_mark and d.xid < v_edge
-            union all
-            select r.xid from helix.refusal r where r.xid >= v_mark and r.xid < v_edge
-            union all
-            select d.xid from helix.decision d where d.xid >= v_mark and d.xid < v_edge) c;
-      v_mark := coalesce(v_first, v_edge);
-      v_span := v_span * 4;
-    end loop;
-    v_edge := least(v_reached, v_mark + c_span);
-    perform helix.fold_entries(v_mark, v_edge);
-    perform helix.count_fences(v_mark, v_edge);
-    perform helix.roll_up(v_mark, v_edge);
-  end if;
+  v_mark := helix.first_record(v_mark, v_reached);
+  v_edge := least(v_reached, v_mark + c_span);
+  perform helix.fold_entries(v_mark, v_edge);
+  perform helix.count_fences(v_mark, v_edge);
+  perform helix.roll_up(v_mark, v_edge);
   update helix.duty d set mark = v_edge where d.duty = 'metrics';
   return v_edge;
 end
@@ -178,7 +190,7 @@ begin
   insert into helix.metric_change (tenant, name, queue, label, value)
   with seen as materialized (
     select e.at, e.from_state, e.to_state, e.reason, e.queue, e.before from helix.entry e
-    where e.xid >= p_from and e.xid < p_to and e.batch is not null
+    where e.position >= p_from and e.position < p_to and e.batch is not null
   ),
   moved as materialized (
     select u.queue, s.from_state, s.to_state, count(*) as number
@@ -212,35 +224,6 @@ begin
   select q.tenant, c.name, q.name, c.label, sum(c.value)
   from change c join helix.queue q on q.id = c.queue
   group by q.tenant, c.name, q.name, c.label;
-end
-$$;
-
--- Batches by state, counted from helix.work, less the steps of transactions that will be folded later.
-create function helix.recount_batches(p_from bigint) returns void
-language plpgsql
-set enable_seqscan = on set enable_bitmapscan = on set enable_hashjoin = on set jit = off as $$
-begin
-  delete from helix.metric m where m.name = 'helix_batches';
-  with counted_here as (
-    -- Of batches that retention has deleted: in the snapshot that counts the others.
-    delete from helix.metric_change c where c.name = 'helix_batches'
-  ),
-  late as materialized (
-    select u.queue, e.from_state, e.to_state, count(*) as number
-    from helix.entry e cross join lateral unnest(e.queue) as u (queue)
-    where e.xid >= p_from and e.xid < pg_snapshot_xmax(pg_current_snapshot())::text::bigint
-      and e.batch is not null
-    group by u.queue, e.from_state, e.to_state
-  )
-  insert into helix.metric_change (tenant, name, queue, label, value)
-  select q.tenant, 'helix_batches', q.name, c.state::text, sum(c.number)
-  from (select w.queue, w.state, count(*) as number from helix.work w group by w.queue, w.state
-        union all
-        select l.queue, l.to_state, -l.number from late l
-        union all
-        select l.queue, l.from_state, l.number from late l where l.from_state is not null) c
-  join helix.queue q on q.id = c.queue
-  group by q.tenant, q.name, c.state;
 end
 $$;
 

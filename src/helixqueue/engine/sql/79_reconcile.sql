@@ -77,7 +77,7 @@ begin
     and e.to_state in ('ASSIGNED', 'RUNNING') limit 1;
   if v_work.batch is null or v_claim.id is null
      -- A later `helixq recover` ended every lease.
-     or exists (select from helix.epoch e where e.started_at > v_claim.at and e.reason <> 'timeline')
+     or exists (select from helix.epoch e where e.started_at > v_claim.at and e.reason <> 'server')
   then
     return false;
   end if;
@@ -129,13 +129,11 @@ set enable_bitmapscan = on set enable_sort = on set jit = off as $$
 declare
   c_span    constant bigint := 20000;   -- transactions of one run
   v_mark    bigint := (select d.mark from helix.duty d where d.duty = 'reconcile');
-  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+  v_reached bigint := helix.reached_position();
   v_edge    bigint;
   v_found   integer;
 begin
-  if v_mark > v_reached then   -- restored: what is older is left to `audit`
-    v_mark := greatest(v_reached - c_span, 0);
-  end if;
+  v_mark := helix.first_record(v_mark, v_reached);
   v_edge := least(v_reached, v_mark + c_span);
   v_found := helix.record_findings(
     helix.find_in_claims(v_mark, v_edge) || helix.find_in_requests() || helix.find_stalled());
@@ -157,7 +155,7 @@ begin
     with claimed as materialized (
       select e.id, u.batch, u.queue, u.before
       from helix.entry e cross join lateral unnest(e.batch, e.queue, e.before) as u (batch, queue, before)
-      where e.xid >= p_from and e.xid < p_to and e.from_state = 'PENDING'
+      where e.position >= p_from and e.position < p_to and e.from_state = 'PENDING'
         and e.to_state in ('ASSIGNED', 'RUNNING')
     ),
     -- Entries are shared by many batches: each is looked up once.

@@ -149,11 +149,11 @@ create table helix.fence_event (
   reason     helix.fence_reason not null,
   detail     text,
   content    helix.sha256 not null,  -- of the fence after the step (fence_content)
-  xid        bigint not null default pg_current_xact_id()::text::bigint,  -- the transaction, for seals
+  position   bigint not null default helix.current_position(),  -- for seals
   hash       helix.sha256 not null,  -- over this row (hash_row)
   primary key (life, version)
 );
-create index fence_event_xid on helix.fence_event using brin (xid) with (autosummarize = on);
+create index fence_event_position on helix.fence_event using brin (position) with (autosummarize = on);
 
 -- The batches that the request of a fence was about, for calls in the transaction of its claim: the request, and
 -- the answer where it shows a stored payload, are copies that erasing a batch has to find.
@@ -190,11 +190,11 @@ create table helix.fence_decision (
   actor    helix.actor_name not null,
   detail   helix.long_text,
   evidence helix.evidence,  -- the answer of a late holder
-  xid      bigint not null default pg_current_xact_id()::text::bigint,  -- the transaction, for seals
+  position bigint not null default helix.current_position(),  -- for seals
   hash     helix.sha256 not null,
   primary key (life, id)
 );
-create index fence_decision_xid on helix.fence_decision using brin (xid) with (autosummarize = on);
+create index fence_decision_position on helix.fence_decision using brin (position) with (autosummarize = on);
 create trigger hash_row before insert or update on helix.fence_event
   for each row execute function helix.hash_row();
 create trigger hash_row before insert or update on helix.fence_decision

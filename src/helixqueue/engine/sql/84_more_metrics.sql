@@ -16,7 +16,7 @@ begin
   with sealed as materialized (
     select f.tenant, f.name, extract(epoch from f.sealed_at - f.first_at)::float8 as seconds
     from helix.fence_event e join helix.fence f on f.tenant = e.tenant and f.life = e.life
-    where e.xid >= p_from and e.xid < p_to and e.to_state = 'SEALED' and e.reason <> 'corrected'
+    where e.position >= p_from and e.position < p_to and e.to_state = 'SEALED' and e.reason <> 'corrected'
       and (p_lives is null or e.life = any (p_lives))
   ),
   called as (
@@ -36,7 +36,7 @@ begin
              ('helix_fence_conflict_differences_total', '',
               case when d.kind = 'mismatch' then coalesce(substring(d.detail from E'\\d+')::int, 1) end)
       ) as c (metric, label, value)
-    where d.xid >= p_from and d.xid < p_to and c.value is not null
+    where d.position >= p_from and d.position < p_to and c.value is not null
       and (p_lives is null or d.life = any (p_lives))
   )
   select jsonb_agg(to_jsonb(s)) into v_calls
@@ -74,8 +74,8 @@ language plpgsql as $$
 declare
   v_mark bigint := (select d.mark from helix.duty d where d.duty = 'metrics');
 begin
-  if exists (select from helix.fence_event e where e.life = any (p_lives) and e.xid >= v_mark)
-     or exists (select from helix.fence_decision d where d.life = any (p_lives) and d.xid >= v_mark)
+  if exists (select from helix.fence_event e where e.life = any (p_lives) and e.position >= v_mark)
+     or exists (select from helix.fence_decision d where d.life = any (p_lives) and d.position >= v_mark)
   then
     -- Waits for a run of the duty, which may be counting the same rows.
     select d.mark into v_mark from helix.duty d where d.duty = 'metrics' for share;
@@ -109,11 +109,12 @@ $$;
 
 -- How long the oldest event that each feed has not delivered has waited. What was searched in vain is kept
 -- as a series of its own, which is not exported: a feed of an idle queue keeps its position while the ledger
--- grows. It counts for the position that the label names, because a feed can be rewound.
+-- grows. The label has both: the feed's position, because a feed can be rewound, and the one before which nothing was
+-- found.
 create function helix.measure_feeds() returns void
 language plpgsql as $$
 declare
-  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+  v_reached bigint := helix.reached_position();
   v_feed    helix.feed;
   v_place   text;
   v_looked  bigint;
@@ -121,17 +122,19 @@ declare
   v_new     helix.metric[] := '{}';
 begin
   for v_feed in select * from helix.feed loop
-    v_place := concat_ws('/', v_feed.xid, v_feed.number, v_feed.version);
-    v_looked := (select m.value from helix.metric m where m.name = 'feed_looked' and m.tenant = v_feed.tenant
-                 and m.queue = v_feed.name and m.label = v_place);
-    if v_looked between v_feed.xid + 1 and v_reached then   -- a restored server may have counted less
-      v_feed.xid := v_looked;
+    v_place := concat_ws('/', v_feed.position, v_feed.number, v_feed.version);
+    v_looked := (select split_part(m.label, ' ', 2) from helix.metric m
+                 where m.name = 'feed_looked' and m.tenant = v_feed.tenant and m.queue = v_feed.name
+                   and split_part(m.label, ' ', 1) = v_place);
+    if v_looked > v_feed.position then
+      v_feed.position := v_looked;
       v_feed.number := 0;
       v_feed.version := 0;
     end if;
-    select e.xid, e.at into v_event from helix.feed_events(v_feed, 1) e;
+    select e.position, e.at into v_event from helix.feed_events(v_feed, 1) e;
     v_new := v_new || array[
-      row(v_feed.tenant, 'feed_looked', v_feed.name, v_place, coalesce(v_event.xid, v_reached)),
+      row(v_feed.tenant, 'feed_looked', v_feed.name,
+          v_place || ' ' || coalesce(v_event.position, v_reached), 0),
       row(v_feed.tenant, 'helix_feed_lag_seconds', v_feed.name, '',
           coalesce(extract(epoch from clock_timestamp() - v_event.at), 0))]::helix.metric[];
   end loop;

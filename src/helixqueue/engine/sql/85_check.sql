@@ -189,7 +189,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
       select e.batch is not null and e.hash is distinct from helix.entry_hash(
                (select array_agg(p.hash order by p.id, p.part) from helix.entry p
                 where p.id = any (array(select distinct b from unnest(e.before) b))),
-               e.id, e.part, e.at, e.xid, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
+               e.id, e.part, e.at, e.position, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
                e.batch, e.queue, e.version, e.attempt, e.before, e.content) as hash_broken,
              case when e.batch is null then num_nonnulls(e.queue, e.version, e.attempt, e.before, e.content) > 0
              else array_dims(e.batch) is null

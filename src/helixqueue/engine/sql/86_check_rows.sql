@@ -300,6 +300,24 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
         from helix.ledger_event_id n
        ) as s (name, last_value, highest)
   where s.highest > s.last_value
+  union all
+  -- name: position_ahead
+  -- promise: G5
+  -- means: A reader of the ledger or a record is at a position that this database has not reached: an older state was
+  --        restored without helixq recover, or the position was edited. Until it is reached, the reader gets nothing,
+  --        and never what is written meanwhile.
+  -- action: Stop all clients, run helixq recover, and rewind the feed that is named.
+  select 'position_ahead', jsonb_build_object('of', p.name, 'position', p.position)
+  from (select 'feed ' || f.name, f.position from helix.feed f
+        union all
+        select 'duty ' || t.duty, t.mark from helix.duty t where t.duty in ('metrics', 'reconcile')
+        union all
+        select 'ledger', max(e.position) from helix.entry e
+        union all
+        select 'user ledgers', max(l.feed_position) from helix.ledger_event l) as p (name, position)
+  where p.position > greatest(
+    helix.reached_position(),
+    (select max(e.number) from helix.epoch e)::bigint << 40 | pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
 $$;
 
 -- Records: refusals and decisions, each with a hash over its row; sources and dead letters.

@@ -161,7 +161,7 @@ returns table (invariant text, violations bigint, witnesses jsonb)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set timezone = 'UTC' as $$   -- of the times in witnesses
 declare
-  v_hidden text[] := case when helix.session_tenants() is null then '{}' else '{entry,part}' end;
+  v_hidden text[] := case when helix.session_tenants() is null then '{}' else '{entry,part,position}' end;
 begin
   if p_set <> all ('{steps,entries,results,batches,counters,records,fences,settings,tombstones,'
                    'user_ledgers,findings}') then

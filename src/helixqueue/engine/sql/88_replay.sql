@@ -21,7 +21,7 @@ create type helix.replay_entry as (
   id         bigint,
   part       smallint,
   at         timestamptz,
-  xid        bigint,
+  position   bigint,
   epoch      integer,
   from_state text,
   to_state   text,
@@ -51,7 +51,7 @@ begin
       hint = 'Entries contain steps of all tenants; read_chains_v1 returns those of your own.';
   end if;
   return query
-    select e.id, e.part, e.at, e.xid, e.epoch, e.from_state::text, e.to_state::text, e.reason::text, e.late,
+    select e.id, e.part, e.at, e.position, e.epoch, e.from_state::text, e.to_state::text, e.reason::text, e.late,
            e.hash, e.actor, e.batch, e.queue, e.version, e.attempt, e.before, e.content, null::boolean
     from helix.entry e
     where (e.id, e.part) > (p_id, p_part) order by e.id, e.part limit least(p_limit, 10000);
@@ -113,11 +113,11 @@ begin
       where u.batch = any (v_batch) and u.before is not null
     ),
     own as materialized (
-      select e.id, e.part, e.at, e.xid, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor, s.*,
+      select e.id, e.part, e.at, e.position, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor, s.*,
              e.hash is not distinct from helix.entry_hash(
                (select array_agg(p.hash order by p.id, p.part) from helix.entry p
                 where p.id = any (array(select distinct b from unnest(e.before) b))),
-               e.id, e.part, e.at, e.xid, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
+               e.id, e.part, e.at, e.position, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
                e.batch, e.queue, e.version, e.attempt, e.before, e.content) as sound
       from touched t
       join helix.entry e on e.id = t.id
@@ -131,12 +131,12 @@ begin
       where s.batch is not null
     )
     select p.* from (
-      select o.id, o.part, o.at, o.xid, o.epoch, o.from_state::text, o.to_state::text, o.reason::text,
+      select o.id, o.part, o.at, o.position, o.epoch, o.from_state::text, o.to_state::text, o.reason::text,
              o.late, null::bytea, o.actor, o.batch, o.queue, o.version, o.attempt, o.before, null::bytea[],
              o.sound
       from own o
       union all
-      select e.id, e.part, e.at, e.xid, e.epoch, e.from_state::text, e.to_state::text, e.reason::text,
+      select e.id, e.part, e.at, e.position, e.epoch, e.from_state::text, e.to_state::text, e.reason::text,
              e.late, null::bytea, e.actor, null, null, null, null, null, null, true
       from helix.entry e
       where e.batch is null and e.id = any (array(select t.id from touched t))) p

@@ -50,7 +50,7 @@ do $$
 begin
   perform helix.audit_table('helix.role_tenant', '{role,tenant}', '{role,tenant,by_setting}');
   perform helix.audit_table('helix.secret', '{id}', '{id,inner_pad,outer_pad,created_at}');
-  perform helix.audit_table('helix.epoch', '{number}', '{number,timeline,reason,started_at}');
+  perform helix.audit_table('helix.epoch', '{number}', '{number,cluster,timeline,reason,started_at}');
   perform helix.audit_table('helix.duty', '{duty}', '{duty,every,of_claims}');
   perform helix.audit_table('helix.requirement_class', '{id}',
                             '{id,requires,gpus,gpu_vram_gb,cpu_cores,ram_gb,disk_gb,labels}');
@@ -179,7 +179,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   with chained as materialized (
     select e.ledger, e.entity, e.version, e.id, e.tenant, l.id is null as unknown, l.tenant as ledger_tenant,
            e.version <> lag(e.version, 1, 0) over chain + 1 as gap,
-           e.hash <> helix.event_hash(lag(e.hash) over chain, e.key, e.version, e.at, e.xid, e.feed_xid,
+           e.hash <> helix.event_hash(lag(e.hash) over chain, e.key, e.version, e.at, e.position, e.feed_position,
                                       e.fingerprint, e.node, e.actor, e.violations,
                                       convert_to(e.payload::text, 'UTF8'))
              or e.key <> helix.event_key(e.tenant, l.name, e.entity, e.seq, e.kind, e.bound) as edited

@@ -24,16 +24,15 @@ language sql stable parallel safe as $$
               p_batch.actor), 'UTF8')
 $$;
 
--- The position up to which a seal can be made now: every transaction below it is over. With the epoch, because
--- a failover or a restore may have lost transactions that an earlier seal covers.
+-- The position up to which a seal can be made now: every transaction below it is over.
 create function helix.seal_position_v1()
-returns table (xid bigint, epoch integer, timeline text, database_created timestamptz, entry bigint, batches bigint)
+returns table (reached bigint, timeline text, database_created timestamptz, entry bigint, batches bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform helix.enter();
   perform helix.demand_every_tenant();
   return query
-    select pg_snapshot_xmin(pg_current_snapshot())::text::bigint, e.number, e.timeline,
+    select helix.reached_position(), e.timeline,
            (select min(f.started_at) from helix.epoch f),
            (select max(x.id) from helix.entry x), (select n.last_value from helix.batch_id n)
     from helix.epoch e order by e.number desc limit 1;
@@ -74,12 +73,12 @@ begin
                  x.from_state is null and x.batch is null as archived,
                  -- The header, which archiving keeps, and the hash, which covers the arrays.
                  sha256(x.hash || timestamptz_send(x.at) || convert_to(concat_ws('>',
-                   x.id, x.part, x.xid, coalesce(x.epoch::text, ''), coalesce(x.from_state::text, ''), x.to_state,
+                   x.id, x.part, x.position, coalesce(x.epoch::text, ''), coalesce(x.from_state::text, ''), x.to_state,
                    x.reason, x.late, x.actor), 'UTF8')) as digest,
                  case when x.from_state is null then (
                    select sha256(string_agg(helix.asked_bytes(b), ''::bytea order by b.id))
                    from helix.batch b where b.id = any (x.batch)) end as asked
-          from helix.entry x where x.xid >= p_from and x.xid < p_to) e
+          from helix.entry x where x.position >= p_from and x.position < p_to) e
     group by e.place / 1000 order by e.place / 1000;
   return query
     -- Of the keys, only the number: they may contain names of workers.
@@ -91,23 +90,23 @@ begin
           from (select case when d.kind in ('duplicate', 'conflict', 'refused') then 'answer'
                             else 'decision' end as kind,
                        lpad(d.id::text, 20, '0') as key, d.hash::bytea as digest
-                from helix.decision d where d.xid >= p_from and d.xid < p_to
+                from helix.decision d where d.position >= p_from and d.position < p_to
                 union all
                 -- Its hash does not cover these columns.
                 select 'event', lpad(l.id::text, 20, '0'),
                        sha256(l.hash || int8send(l.id) || int2send(l.secret) || boolsend(l.is_strict))
-                from helix.ledger_event l where l.xid >= p_from and l.xid < p_to
+                from helix.ledger_event l where l.position >= p_from and l.position < p_to
                 union all
                 -- Without the columns that a repeated refusal changes.
                 select 'refusal', concat_ws(' ', lpad(f.batch::text, 20, '0'), f.number, f.epoch, f.operation, f.worker),
                        helix.row_hash(to_jsonb(f) - '{times,last_at}'::text[])
-                from helix.refusal f where f.xid >= p_from and f.xid < p_to
+                from helix.refusal f where f.position >= p_from and f.position < p_to
                 union all
                 select 'fence', lpad(v.life::text, 20, '0') || ' ' || lpad(v.version::text, 10, '0'), v.hash::bytea
-                from helix.fence_event v where v.xid >= p_from and v.xid < p_to
+                from helix.fence_event v where v.position >= p_from and v.position < p_to
                 union all
                 select 'call', lpad(c.life::text, 20, '0') || ' ' || lpad(c.id::text, 20, '0'), c.hash::bytea
-                from helix.fence_decision c where c.xid >= p_from and c.xid < p_to) u) r
+                from helix.fence_decision c where c.position >= p_from and c.position < p_to) u) r
     group by r.kind, r.place / 1000 order by r.kind, r.place / 1000;
 end
 $$;
@@ -124,33 +123,33 @@ begin
     when 'entry' then (
       select jsonb_build_object('entry', e.id, 'part', e.part, 'at', e.at, 'reason', e.reason, 'actor', e.actor,
                                 'batch', e.batch[1], 'batches', cardinality(e.batch))
-      from helix.entry e where e.xid >= p_from and e.xid < p_to order by e.id, e.part offset p_place limit 1)
+      from helix.entry e where e.position >= p_from and e.position < p_to order by e.id, e.part offset p_place limit 1)
     when 'decision' then (
       select jsonb_build_object('decision', d.id, 'at', d.at, 'kind', d.kind, 'batch', d.batch, 'actor', d.actor)
       from helix.decision d
-      where d.xid >= p_from and d.xid < p_to and d.kind not in ('duplicate', 'conflict', 'refused')
+      where d.position >= p_from and d.position < p_to and d.kind not in ('duplicate', 'conflict', 'refused')
       order by d.id offset p_place limit 1)
     when 'event' then (
       select jsonb_build_object('event', l.id, 'at', l.at, 'ledger', l.ledger, 'version', l.version,
                                 'actor', l.actor)
-      from helix.ledger_event l where l.xid >= p_from and l.xid < p_to order by l.id offset p_place limit 1)
+      from helix.ledger_event l where l.position >= p_from and l.position < p_to order by l.id offset p_place limit 1)
     when 'answer' then (
       select jsonb_build_object('decision', d.id, 'at', d.at, 'kind', d.kind, 'batch', d.batch, 'actor', d.actor)
       from helix.decision d
-      where d.xid >= p_from and d.xid < p_to and d.kind in ('duplicate', 'conflict', 'refused')
+      where d.position >= p_from and d.position < p_to and d.kind in ('duplicate', 'conflict', 'refused')
       order by d.id offset p_place limit 1)
     when 'refusal' then (
       select jsonb_build_object('batch', f.batch, 'worker', f.worker, 'number', f.number, 'first_at', f.first_at)
-      from helix.refusal f where f.xid >= p_from and f.xid < p_to
+      from helix.refusal f where f.position >= p_from and f.position < p_to
       order by concat_ws(' ', lpad(f.batch::text, 20, '0'), f.number, f.epoch, f.operation, f.worker) collate "C"
       offset p_place limit 1)
     when 'fence' then (
       select jsonb_build_object('life', v.life, 'version', v.version, 'to_state', v.to_state, 'actor', v.actor)
-      from helix.fence_event v where v.xid >= p_from and v.xid < p_to
+      from helix.fence_event v where v.position >= p_from and v.position < p_to
       order by v.life, v.version offset p_place limit 1)
     when 'call' then (
       select jsonb_build_object('life', c.life, 'decision', c.id, 'kind', c.kind, 'actor', c.actor)
-      from helix.fence_decision c where c.xid >= p_from and c.xid < p_to
+      from helix.fence_decision c where c.position >= p_from and c.position < p_to
       order by c.life, c.id offset p_place limit 1)
   end;
 end

@@ -5,15 +5,14 @@
 -- reader that had moved on would never see them. p_span is the number of transactions to read, which
 -- bounds what a reader far behind reads. The time of a step bounds nothing: a call that had to wait for a
 -- lock took its time before it got its transaction number. `reached`: every transaction below it has ended.
--- `edge`: this read covered the transactions below it. `epoch` differs after a failover or a restore, which may
--- repeat transaction numbers. There is at least one row.
+-- `edge`: this read covered the transactions below it. There is at least one row.
 create function helix.read_changes_v1(
-  p_xid bigint, p_batch bigint, p_version integer, p_queue text default null, p_span bigint default 64,
+  p_position bigint, p_batch bigint, p_version integer, p_queue text default null, p_span bigint default 64,
   p_limit integer default 500
 )
 returns table (
-  reached bigint, edge bigint, now timestamptz, epoch integer, xid bigint, batch bigint, version integer, public_id uuid,
-  queue text, at timestamptz, from_state text, to_state text, reason text, actor text, attempt smallint,
+  reached bigint, edge bigint, now timestamptz, "position" bigint, batch bigint, version integer, public_id uuid, queue text,
+  at timestamptz, from_state text, to_state text, reason text, actor text, attempt smallint,
   detail text, late boolean
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
@@ -22,8 +21,8 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off se
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
-  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
-  v_edge    bigint := least(v_reached, p_xid + p_span);
+  v_reached bigint := helix.reached_position();
+  v_edge    bigint := least(v_reached, p_position + p_span);
   v_limit   integer := least(p_limit, 1000);
   v_queues  integer[] := case when p_queue is null then helix.session_queues()
                               else array(select q.id from helix.read_queue_ids(null, p_queue) q) end;
@@ -33,16 +32,16 @@ begin
     -- Entries without a step of these queues are left out before any array is unnested.
     with seen as materialized (
       select e.id, e.part from helix.entry e
-      where e.xid >= p_xid and e.xid < v_edge and (v_queues is null or e.queue && v_queues)
+      where e.position >= p_position and e.position < v_edge and (v_queues is null or e.queue && v_queues)
     ),
     page as (
       select s.* from seen n
       cross join lateral (select * from helix.event v where v.entry = n.id and v.part = n.part) s
       where (v_queues is null or s.queue = any (v_queues))
-        and (s.xid, s.batch, s.version) > (p_xid, p_batch, p_version)
-      order by s.xid, s.batch, s.version limit v_limit
+        and (s.position, s.batch, s.version) > (p_position, p_batch, p_version)
+      order by s.position, s.batch, s.version limit v_limit
     )
-    select v_reached, v_edge, now(), (select max(e.number) from helix.epoch e), p.xid, p.batch, p.version, helix.public_id(b.key), q.name, p.at,
+    select v_reached, v_edge, now(), p.position, p.batch, p.version, helix.public_id(b.key), q.name, p.at,
            p.from_state::text, p.to_state::text, p.reason::text, p.actor, p.attempt, r.detail, p.late
     from (values (1)) as always (one)
     left join (page p
@@ -50,7 +49,18 @@ begin
       cross join lateral (select q.name from helix.queue q where q.id = p.queue limit 1) q
       left join lateral (select r.detail::text as detail from helix.result r
                          where v_sees and r.batch = p.batch and r.version = p.version limit 1) r on true) on true
-    order by p.xid, p.batch, p.version;
+    order by p.position, p.batch, p.version;
+end
+$$;
+
+-- A position after which every transaction begins to write after this time. It takes a transaction number: a snapshot
+-- is not enough, because its xmax follows the last transaction that ended, and running transactions beyond it may
+-- have begun long ago.
+create function helix.change_mark_v1() returns table ("position" bigint, at timestamptz)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter();
+  return query select helix.reached_position() >> 40 << 40 | pg_current_xact_id()::text::bigint, now();
 end
 $$;
 
@@ -58,7 +68,7 @@ $$;
 -- steps later; its last step shows whether any was after the cursor. No transaction after the cursor began
 -- to write before p_since, so that step is not much older: by the time that its call waited for locks.
 create function helix.read_changes_lost_v1(
-  p_xid bigint, p_batch bigint, p_version integer, p_since timestamptz
+  p_position bigint, p_batch bigint, p_version integer, p_since timestamptz
 ) returns boolean
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -71,9 +81,9 @@ begin
     select from helix.read_queue_ids(null, null) q
     cross join lateral (
       select from helix.batch b
-      cross join lateral (select e.xid from helix.entry e where e.id = b.entry limit 1) e
+      cross join lateral (select e.position from helix.entry e where e.id = b.entry limit 1) e
       where b.queue = q.id and b.retired_at is not null and b.ended_at >= v_since
-        and (e.xid, b.id, b.version) > (p_xid, p_batch, p_version)
+        and (e.position, b.id, b.version) > (p_position, p_batch, p_version)
       order by b.queue, b.ended_at desc limit 1) lost);
 end
 $$;

@@ -31,7 +31,7 @@ create function helix.read_ledger_events_v1(
 )
 returns table (
   entity text, seq bigint, kind text, version integer, payload text, node text, actor text, at timestamptz,
-  violations text[], key bytea, fingerprint bytea, hash bytea, xid bigint, feed_xid bigint
+  violations text[], key bytea, fingerprint bytea, hash bytea, "position" bigint, feed_position bigint
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
@@ -45,10 +45,10 @@ declare
   v_bytes    bigint := 0;
 begin
   -- A page is read row by row: its payloads may have far more bytes than fit into memory.
-  for entity, seq, kind, version, payload, node, actor, at, violations, key, fingerprint, hash, xid, feed_xid in
+  for entity, seq, kind, version, payload, node, actor, at, violations, key, fingerprint, hash, position, feed_position in
     select e.entity::text, e.seq::bigint, e.kind::text, e.version,
            case when v_payloads and coalesce(e.entity = p_entity, true) then e.payload::text end, e.node::text,
-           e.actor, e.at, e.violations, e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
+           e.actor, e.at, e.violations, e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.position, e.feed_position
     from helix.ledger_event e
     where e.ledger = v_ledger and (e.entity, e.version) > (v_after, p_after_version)
     order by e.ledger, e.entity, e.version limit v_limit
@@ -83,30 +83,29 @@ $$;
 -- What a signed head of a ledger covers: digests over the last event of each entity, in 256 buckets by the hash
 -- of the entity. p_to is a position in the order of feeds; null: the present one, below which no event can appear.
 create function helix.read_ledger_head_v1(p_tenant text, p_ledger text, p_to bigint default null)
-returns table (reached bigint, epoch integer, bucket integer, entities bigint, events bigint, digest bytea)
+returns table (reached bigint, bucket integer, entities bigint, events bigint, digest bytea)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set jit = off set work_mem = '64MB' as $$
 #variable_conflict use_column
 declare
   v_ledger integer := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
-  v_epoch  integer := (select max(n.number) from helix.epoch n);
-  v_to     bigint := coalesce(p_to, pg_snapshot_xmin(pg_current_snapshot())::text::bigint);
+  v_to     bigint := coalesce(p_to, helix.reached_position());
 begin
   return query
-    select v_to, v_epoch, h.bucket, count(*), sum(h.version)::bigint,
+    select v_to, h.bucket, count(*), sum(h.version)::bigint,
            sha256(string_agg(helix.framed(h.entity) || int4send(h.version) || h.hash, ''::bytea
                              order by h.entity collate "C"))
     from (select distinct on (e.entity) e.entity::text as entity, e.version, e.hash::bytea as hash,
                  get_byte(sha256(convert_to(e.entity::text, 'UTF8')), 0) as bucket
           from helix.ledger_event e
-          where e.ledger = v_ledger and e.feed_xid < v_to
+          where e.ledger = v_ledger and e.feed_position < v_to
           order by e.entity, e.version desc) h
     group by h.bucket
     union all
     -- A ledger without events has a position as well.
-    select v_to, v_epoch, null, 0, 0, null
+    select v_to, null, 0, 0, null
     where v_ledger is not null
-    order by 3 nulls first;
+    order by 2 nulls first;
 end
 $$;
 
@@ -140,16 +139,16 @@ $$;
 -- position.
 create function helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer default 500)
 returns table (
-  xid bigint, number bigint, version integer, key text, entity text, seq bigint, kind text, payload text,
-  node text, actor text, at timestamptz, violations text[], from_xid bigint, from_number bigint,
+  "position" bigint, number bigint, version integer, key text, entity text, seq bigint, kind text, payload text,
+  node text, actor text, at timestamptz, violations text[], from_position bigint, from_number bigint,
   from_version integer
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   return query
-    select e.*, f.xid, f.number, f.version
-    from helix.feed f cross join lateral helix.feed_events(f, least(p_limit, 10000), 16777216) e
+    select e.*, f.position, f.number, f.version
+    from helix.feed f cross join lateral helix.feed_page(f, least(p_limit, 10000), 16777216) e
     where f.tenant = p_tenant and f.name = p_feed and not f.paused;
 end
 $$;

@@ -321,7 +321,7 @@ begin
              e.hash is not distinct from helix.entry_hash(
                (select array_agg(p.hash order by p.id, p.part) from helix.entry p
                 where p.id = any (array(select distinct b from unnest(e.before) b))),
-               e.id, e.part, e.at, e.xid, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
+               e.id, e.part, e.at, e.position, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
                e.batch, e.queue, e.version, e.attempt, e.before, e.content) as sound
       from (select distinct s.entry, s.part from step s) s
       cross join lateral (select * from helix.entry e where e.id = s.entry and e.part = s.part limit 1) e

@@ -120,8 +120,8 @@ grant execute on function helix.locate(uuid[]), helix.state_of(bigint),
   helix.content_hash, helix.source_hash, helix.tombstone_hash, helix.row_hash, helix.letter_hash, helix.history_of,
   helix.fence_content,
   helix.derive_fence_key(text, text, text), helix.fence_receipt,
-  helix.event_key, helix.event_hash, helix.feed_events, helix.feed_steps,
-  helix.feed_lag
+  helix.event_key, helix.event_hash, helix.feed_page, helix.feed_events, helix.feed_steps,
+  helix.feed_lag, helix.reached_position(), helix.timeline(), helix.cluster_id()
   to helix_reader, helix_operator;
 grant execute on function helix.requires_of(integer), helix.demand_parallel, helix.shape, helix.demand_payloads,
   helix.audited_rows(), helix.all_metrics
@@ -184,6 +184,7 @@ begin
       ('read_tenant_workers_v1', 'read'),
       ('read_changes_v1',        'read'),
       ('read_changes_lost_v1',   'read'),
+      ('change_mark_v1',         'read'),
       ('read_fence_v1',          'read'),
       ('read_fences_v1',         'read'),
       ('read_fence_history_v1',  'read'),

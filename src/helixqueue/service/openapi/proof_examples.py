@@ -22,10 +22,9 @@ SEAL: Final[dict[str, Any]] = {
     "sealed_at": "2026-09-01T08:00:00.000000Z",
     "release": "0.1.0",
     "database": "2026-08-01T08:00:00.000000Z",
-    "epoch": 1,
     "timeline": "00000001",
-    "from_xid": 815,
-    "to_xid": 1_204,
+    "from_position": "1099511628591",
+    "to_position": "1099511628980",
     "last_entry": 4_096,
     "batch_numbers": 2_048,
     "counts": {"entry": 4_096},
@@ -37,8 +36,7 @@ SEAL_REQUEST: Final[dict[str, Any]] = {
     "after": {
         "number": 1,
         "id": "5e" * 32,
-        "to_xid": 815,
-        "epoch": 1,
+        "to_position": "1099511628591",
         "counts": {"entry": 2_048},
     }
 }

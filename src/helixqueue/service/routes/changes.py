@@ -18,7 +18,7 @@ from fastapi import Depends, Header, Query
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from helixqueue.engine.changes import SPAN_MAX, ChangeCursor, changes_lost, read_changes
+from helixqueue.engine.changes import EPOCH_BITS, SPAN_MAX, ChangeCursor, changes_lost, read_changes
 from helixqueue.errors import HelixError, Refused
 from helixqueue.service.models import responses
 from helixqueue.service.models.requests import NAME_PATTERN
@@ -125,53 +125,52 @@ class _ChangeReader:
         self._principal = principal
         self._cipher = cipher
         self._queue = queue
-        self._cursor = ChangeCursor(0, 0, 0, datetime.min.replace(tzinfo=UTC), 0)
+        self._cursor = ChangeCursor(0, 0, 0, datetime.min.replace(tzinfo=UTC))
         self._span = SPAN
+        self._epoch = 0
         self.gap: dict[str, str] | None = None  # why events are missing
         self.is_behind = True
 
     async def start(self, last_event_id: str | None) -> None:
         cursor = None if last_event_id is None else read_id(last_event_id, self._cipher)
         self._cursor = now = await self._current_cursor()
+        self._epoch = now.epoch
         if cursor is None:
             return
-        if cursor.epoch != now.epoch or cursor.xid > now.xid:
-            self._continue_in(now, cursor)
+        # A cursor ahead of the ledger would wait, and skip what is written until then.
+        self._cursor = min(now, cursor)
+        if cursor.epoch != now.epoch or cursor > now:
             self.gap = RESTORED
-            return
-        self._cursor = cursor
-        if await self._principal.execute(changes_lost(cursor)):
+        elif await self._principal.execute(changes_lost(cursor)):
             self.gap = RETIRED
 
     async def _current_cursor(self) -> ChangeCursor:
         """A read far in the future returns no rows, but the current position."""
-        future = ChangeCursor(2**62, 0, 0, datetime.now(UTC) + timedelta(days=1), 0)
+        future = ChangeCursor(SPAN_MAX, 0, 0, datetime.now(UTC) + timedelta(days=1))
         page = await self._principal.execute(read_changes(future, limit=1))
-        return ChangeCursor(page.reached, 0, 0, page.now - OLDEST, page.epoch)
-
-    def _continue_in(self, now: ChangeCursor, cursor: ChangeCursor) -> None:
-        """In a restored database, which repeats transaction numbers: waiting would skip events."""
-        self._cursor = min(now, cursor)._replace(epoch=now.epoch)
+        return ChangeCursor(page.reached, 0, 0, page.now - OLDEST)
 
     async def read_events(self) -> list[str]:
         """The new events; does not wait for any."""
         page = await self._read_page()
-        if page.epoch != self._cursor.epoch:
-            self._continue_in(await self._current_cursor(), self._cursor)
-            return [gap_event(RESTORED)]
         events = []
+        if page.reached >> EPOCH_BITS != self._epoch:
+            self._epoch = page.reached >> EPOCH_BITS
+            events.append(gap_event(RESTORED))
         for row in page.rows:
-            self._cursor = self._cursor._replace(xid=row.xid, batch=row.batch, version=row.version)
+            self._cursor = self._cursor._replace(
+                position=row.position, batch=row.batch, version=row.version
+            )
             change = responses.change(row, details=self._principal.sees_payloads)
             events.append(
                 f"id: {self.cursor_id}\nevent: change\n"
                 f"data: {json.dumps(change, ensure_ascii=False)}\n\n"
             )
-        if len(page.rows) < MAX_ROWS and page.edge > self._cursor.xid:
+        if len(page.rows) < MAX_ROWS and page.edge > self._cursor.position:
             # All transactions below the edge have ended and were sent.
-            self._cursor = self._cursor._replace(xid=page.edge, batch=0, version=0)
-        self.is_behind = self._cursor.xid < page.reached
-        since = (await self.service.change_marks.before(self._cursor.xid)) - CLOCK_SLACK
+            self._cursor = self._cursor._replace(position=page.edge, batch=0, version=0)
+        self.is_behind = self._cursor.position < page.reached
+        since = (await self.service.change_marks.before(self._cursor.position)) - CLOCK_SLACK
         self._cursor = self._cursor._replace(since=max(since, self._cursor.since))
         return events
 
@@ -197,14 +196,14 @@ class _ChangeReader:
 def write_id(cursor: ChangeCursor, cipher: TenantCipher) -> str:
     # Rounded down: the time must not be later than any event after the cursor.
     milliseconds = int(cursor.since.timestamp() * 1000) if cursor.since.year > 1970 else 0
-    place = f"{cursor.xid}-{cursor.batch}-{cursor.version}-{milliseconds}-{cursor.epoch}"
+    place = f"{cursor.position}-{cursor.batch}-{cursor.version}-{milliseconds}"
     return cipher.seal(place)
 
 
 def read_id(text: str, cipher: TenantCipher) -> ChangeCursor:
     try:
         parts = (int(part) for part in cipher.open(text).split("-"))
-        xid, batch, version, milliseconds, epoch = parts
+        position, batch, version, milliseconds = parts
     except Refused:
         raise Problem(
             "invalid-request",
@@ -214,7 +213,7 @@ def read_id(text: str, cipher: TenantCipher) -> ChangeCursor:
             remedy="start without Last-Event-ID",
         ) from None
     since = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return ChangeCursor(xid, batch, version, since, epoch)
+    return ChangeCursor(position, batch, version, since)
 
 
 def gap_event(gap: dict[str, str]) -> str:

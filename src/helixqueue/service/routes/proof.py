@@ -31,8 +31,7 @@ class KeysResponse(BaseModel):
 class SealHeadItem(RequestModel):
     number: Number
     id: Digest
-    to_xid: Number
-    epoch: Number
+    to_position: Annotated[str, Field(pattern="^[0-9]{1,19}$")]
     counts: Annotated[dict[Annotated[str, Field(max_length=40)], Number], Field(max_length=20)]
 
 
