@@ -18,7 +18,7 @@ POSTGRES_15 := /usr/lib/postgresql/15/bin
 # The parts of `check`, which run in parallel.
 GATE   := types format lint imports migrations current
 
-.PHONY: help run test check $(GATE) reproduce bench proof schema twins lines lock debian clean
+.PHONY: help run test check $(GATE) reproduce bench proof screenshots schema twins lines lock debian clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ proof: $(READY) ## Run the long tests: races, models, fuzzing and load at full s
 	HELIX_PROOF=1 $(BIN)/pytest tests/race tests/crash tests/identity tests/engine/test_model.py tests/fence/test_fence_model.py \
 	  tests/worker/test_liveness.py tests/transport/test_many_clients.py tests/service/test_replicas.py tests/service/test_fuzz.py \
 	  tests/intake tests/cli/test_identities.py
+
+screenshots: $(READY) ## Write a picture of each page of the dashboard (LINK=... of a fresh `make run`) to ./screenshots
+	$(BIN)/python -m tests.support.screenshots "$(LINK)" screenshots
 
 schema: $(READY) ## Regenerate tests/postgres/schema.sql and operate/expected_schema.json from the SQL files
 	$(BIN)/python -m tests.support.schema_dump

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import webbrowser
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
@@ -82,6 +83,7 @@ def _up(
     tenant: options.Tenant = None,
     demo: up_options.Demo = False,
     seconds: up_options.Seconds = None,
+    open_browser: up_options.Open = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Run databases, service, stream intake and workers until Ctrl-C.
@@ -103,12 +105,7 @@ def _up(
             "--app with --dsn: expected --work-dsn with the login of the local workers"
         )
     if intake is not None:
-        if no_intake:
-            raise typer.BadParameter("expected --intake or --no-intake, got both")
-        if dsn is not None and intake_dsn is None:
-            raise typer.BadParameter(
-                "--intake with --dsn: expected --intake-dsn with the login of the intake"
-            )
+        _check_intake(no_intake=no_intake, needs_login=dsn is not None and intake_dsn is None)
         file_settings(intake, redis, tenant or options.DEFAULT_TENANT)  # fail early
     if app is not None:
         _require_module(app)
@@ -129,11 +126,21 @@ def _up(
         tenant=check_name("tenant", tenant or (DEMO_TENANT if demo else options.DEFAULT_TENANT)),
         demo=demo,
         seconds=seconds,
+        open=open_browser,
         as_json=as_json or json_log,
     )
     # Until the event loop installs its handlers, SIGTERM acts like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     raise typer.Exit(_run(invocation))
+
+
+def _check_intake(*, no_intake: bool, needs_login: bool) -> None:
+    if no_intake:
+        raise typer.BadParameter("expected --intake or --no-intake, got both")
+    if needs_login:
+        raise typer.BadParameter(
+            "--intake with --dsn: expected --intake-dsn with the login of the intake"
+        )
 
 
 def _require_module(app: str) -> None:
@@ -172,7 +179,9 @@ def _run(invocation: UpOptions) -> Exit:
                 settings,
                 listener,
                 Processes(children, show.progress),
-                ready=lambda: _print_banner(facts, lock, as_json=invocation.as_json),
+                ready=lambda: _print_banner(
+                    facts, lock, as_json=invocation.as_json, opens=invocation.open
+                ),
                 stopping=lambda: show.progress("stopping; all data is kept"),
                 seconds=invocation.seconds,
             )
@@ -319,16 +328,20 @@ def _dsn_of_programs(found: Databases) -> str | None:
     return connection.without_password(found.work_dsn)
 
 
-def _print_banner(facts: dict[str, Any], lock: DirectoryLock | None, *, as_json: bool) -> None:
+def _print_banner(
+    facts: dict[str, Any], lock: DirectoryLock | None, *, as_json: bool, opens: bool
+) -> None:
     if lock is not None:
         lock.publish(facts["url"])
+    if opens:
+        webbrowser.open(facts["login"])
     if as_json:
         show.json_line(f"HelixQueue is up at {facts['url']}", **facts)
     else:
-        show.line(f"\nHelixQueue is up at {facts['url']}", "bold green")
-        show.line(f"Log in as tenant {facts['tenant']}, once and within 15 minutes:")
+        show.line("\nOpen the dashboard, once and within 15 minutes:", "bold green")
         # A line of its own, which fits 80 columns and can be copied.
         show.line(facts["login"])
+        show.line(f"HelixQueue is up at {facts['url']}, tenant {facts['tenant']}")
         for name in ("data", "dsn", "redis", "workers"):
             if facts[name]:
                 show.line(f"{name}: {facts[name]}")

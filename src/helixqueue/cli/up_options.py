@@ -102,6 +102,7 @@ Demo = Annotated[
 Seconds = Annotated[
     float | None, typer.Option("--for", metavar="SECONDS", min=0, help="Stop after this time.")
 ]
+Open = Annotated[bool, typer.Option("--open", help="Open the dashboard in a browser.")]
 
 
 @dataclass(frozen=True)
@@ -123,4 +124,5 @@ class UpOptions:
     tenant: str
     demo: bool
     seconds: float | None
+    open: bool
     as_json: bool

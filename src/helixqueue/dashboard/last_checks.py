@@ -1,4 +1,4 @@
-"""The last check of each tenant that somebody ran on this process: when, and what it found."""
+"""The last check of each tenant that ran on this process: when, and what it found."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from helixqueue.dashboard.rendering import identity, url
 from helixqueue.dashboard.timeline import timeline
 from helixqueue.dashboard.verdict import verdict
 from helixqueue.errors import NoSuchQueue
-from helixqueue.operations import batch_actions, batch_reads, queues
+from helixqueue.operations import batch_actions, batch_reads, overview, queues
 from helixqueue.operations.operation import Operation
 from helixqueue.states import State
 
@@ -47,6 +47,7 @@ async def batch(
 ) -> Response:
     detail = await page.ask(batch_reads.show_batch, batch_id=batch_id, payload=page.may("payloads"))
     page.log.add(batch=batch_id)
+    proof = await page.ask(overview.prove_batch, batch_id=batch_id)
     drawn = None
     if detail.place != "retired":
         seconds = await _lease_seconds(page, detail)
@@ -57,6 +58,8 @@ async def batch(
         timeline=drawn,
         verdict=verdict(detail),
         spellings=cells(identity(detail.raw), identity(detail.identity)),
+        proof=proof,
+        hashes={entry.version: entry for entry in proof.entries},
         act=act,
         verbs=[] if detail.erased else [verb for verb, of in VERBS.items() if detail.state in of],
         ledger_rows=LEDGER_ROWS,

@@ -1,4 +1,4 @@
-"""Docs: the description of the HTTP API, for whoever is signed in."""
+"""Docs: the description of the HTTP API, for people who are signed in."""
 
 from __future__ import annotations
 

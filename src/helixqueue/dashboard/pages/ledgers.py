@@ -47,11 +47,11 @@ async def ledger(
         entity=entity,
         state=state,
         events=events,
-        picture=story(events.rows),
+        picture=draw_history(events.rows),
     )
 
 
-def story(events: Sequence[LedgerEvent]) -> Markup:
+def draw_history(events: Sequence[LedgerEvent]) -> Markup:
     """The events on a time axis: a dot each, red where a rule was violated."""
     if not events:
         return Markup("")

@@ -8,7 +8,7 @@ const PAUSED = "helix-paused";
 let stream = null;
 
 // Replaces the parts that changed. A part under the pointer, with the focus or with an open form stays
-// as it is until the next time: rows never move while somebody reaches for them.
+// as it is until the next time: rows never move under the pointer.
 function update(html) {
   const page = new DOMParser().parseFromString(`<div>${html}</div>`, "text/html");
   const parts = live.querySelectorAll("[data-live]");
