@@ -201,7 +201,7 @@ def test_proof_shows_an_entry_that_was_edited(http, lab):
 def test_list_marks_batches_with_a_late_write(http, lab):
     lose_and_complete(lab)
     lab.submit("S-2")
-    rows = http.get("/v1/batches", params={"queue": lab.q}).json()["batches"]
+    rows = http.get("/v1/batches", params={"queue": lab.q}).json()["rows"]
     assert {row["identity"]: row["refused"] for row in rows} == {"S-1": True, "S-2": False}
 
 
