@@ -30,8 +30,8 @@ def story(database):
     """A batch that ran twice and took effect once."""
     with Lab(database) as lab:
         lab.queue()
-        [row] = lab.submit("Sjo\u0308-0417")
-        lab.submit("Sj\u00f6-0417")
+        [row] = lab.submit(f"Sjo\u0308-{lab.q}")
+        lab.submit(f"Sj\u00f6-{lab.q}")
         [first] = lab.claim(worker="seq-07")
         lab.pass_time(lab.batch_number(first.batch_id))
         [second] = lab.claim(worker="seq-03")
@@ -44,7 +44,7 @@ def test_person_finds_out_why_a_sample_ran_twice(browser, site, story):
     lab, _ = story
     with visit(browser, site) as page:
         page.keyboard.press("/")
-        page.keyboard.type("Sj\u00f6-0417")
+        page.keyboard.type(f"Sj\u00f6-{lab.q}")
         page.keyboard.press("Enter")
         page.wait_for_url("**/batches/*")
         assert page.locator("h2", has_text="Ran twice, took effect once").is_visible()
@@ -160,11 +160,11 @@ def test_new_token_is_shown_once(browser, site):
 
 
 def test_pages_work_without_a_script(browser, site, story):
-    _, batch_id = story
+    lab, batch_id = story
     with visit(browser, site, java_script_enabled=False) as page:
         page.goto(f"/batches/{batch_id}")
         assert page.get_by_role("heading", name="Ran twice, took effect once").is_visible()
-        page.get_by_label("Find").fill("Sj\u00f6-0417")
+        page.get_by_label("Find").fill(f"Sj\u00f6-{lab.q}")
         page.get_by_label("Find").press("Enter")
         page.wait_for_load_state()
         assert page.locator("main").is_visible()
