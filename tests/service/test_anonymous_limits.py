@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from contextlib import closing
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -11,8 +15,9 @@ from helixqueue.engine import tokens
 from helixqueue.service.problems import Problem
 from helixqueue.service.rate_limit import ADDRESSES_MAX, AnonymousRateLimit
 from helixqueue.service.service import Service
+from helixqueue.service.settings import MAX_OPEN_BODY_BYTES
 from tests.support.lab import wait_until
-from tests.support.service import TLS, Site, serving, settings_for
+from tests.support.service import TLS, Site, offer_login, serving, settings_for
 
 GUESSES = 20
 
@@ -62,9 +67,37 @@ def test_guessed_codes_get_429_and_are_counted_apart_from_tokens(database):
             pass
         code = {"code": tokens.new_token("hl_").token}
         response = [http.post("/v1/login", json=code).status_code for _ in range(3)]
-        response += [http.post("/login", data=code).status_code for _ in range(3)]
+        response += [
+            http.post("/login", data=code, headers={"Origin": url}).status_code for _ in range(3)
+        ]
         assert response == [404, 404, 404, 410, 410, 429]
         assert http.post("/v1/login", json=code).status_code == 429
+
+
+@pytest.mark.parametrize("path", ["/v1/login", "/login"])
+def test_login_over_the_limit_gets_429_before_its_body_is_read(database, path):
+    """The head announces a body that never comes; a service that reads first would wait for it."""
+    settings = settings_for(database, anonymous_burst=1, anonymous_per_second=0.01)
+    with serving(settings) as url:
+        assert httpx.post(f"{url}{path}", content=b"{", verify=TLS).status_code in {400, 403}
+        with closing(HTTPConnection(urlsplit(url).netloc, timeout=5)) as http:
+            http.putrequest("POST", path)
+            http.putheader("Content-Length", "100")
+            http.endheaders()
+            assert http.getresponse().status == 429
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_body_over_1_kib_without_a_token_is_refused_unparsed(site, database, chunked):
+    code = offer_login(database)
+    body = json.dumps({"code": code}).encode()
+    largest, larger = body.ljust(MAX_OPEN_BODY_BYTES), body.ljust(MAX_OPEN_BODY_BYTES + 1)
+    headers = {"Content-Type": "application/json"}
+    with httpx.Client(base_url=site.url, verify=TLS, headers=headers) as http:
+        for method, path in (("POST", "/v1/login"), ("POST", "/login"), ("GET", "/health/live")):
+            refused = http.request(method, path, content=iter([larger]) if chunked else larger)
+            assert refused.status_code == 413
+        assert http.post("/v1/login", content=largest).status_code == 201  # the code was not used
 
 
 def test_concurrent_guesses_run_one_lookup_at_a_time(site, database):

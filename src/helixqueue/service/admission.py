@@ -22,7 +22,7 @@ of a session instead of a token, and answer errors with a page.
 
 Without a valid token a client learns nothing and costs little. Access is denied by default: an
 operation without a scope cannot be called, and only operations with the scope `open` skip 3 to 8
-and 11.
+and 11. Their writes are counted per address instead, before a body of at most 1 KiB is read.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from helixqueue.log.requests import SCOPE_KEY, RequestLog
 from helixqueue.service.address import check_host
 from helixqueue.service.errors import PAGE_KEY, error_response
 from helixqueue.service.problems import Problem
+from helixqueue.service.settings import MAX_BODY_BYTES, MAX_OPEN_BODY_BYTES
 from helixqueue.service.strict_request import (
     check_content_type,
     check_query,
@@ -73,6 +74,7 @@ OPEN: Final = "open"  # needs no token
 ANY: Final = "any"  # any valid token
 PRINCIPAL_KEY: Final = "helixqueue.principal"
 BODY_KEY: Final = "helixqueue.body"
+LOGIN_LIMIT_KEY: Final = "helixqueue.login_limit"
 CLIENT_CLOSED: Final = 499  # the status in log and metrics when nothing was sent
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{8,64}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -251,9 +253,12 @@ class OperationRoute(APIRoute):
         self, scope: Scope, receive: Receive, send: Send, principal: Principal | None = None
     ) -> None:
         service: Service = scope["app"].state.service
+        if self.scope == OPEN and scope["method"] != "GET":
+            scope[LOGIN_LIMIT_KEY] = service.login_limit.count(scope)
         if self.body_field is not None:
             check_content_type(scope)
-        body = await read_body(scope, receive, service.settings.body_seconds)
+        max_bytes = MAX_OPEN_BODY_BYTES if self.scope == OPEN else MAX_BODY_BYTES
+        body = await read_body(scope, receive, service.settings.body_seconds, max_bytes)
         scope[BODY_KEY] = body
         route = service.policy_routes.get(self.operation)
         if (

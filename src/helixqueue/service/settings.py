@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # The largest document that strict JSON reads (identity/strictjson.py).
 MAX_BODY_BYTES = 1024 * 1024
+MAX_OPEN_BODY_BYTES = 1024  # of a request that needs no token
 MAX_ROWS = 1_000  # submissions in one request
 MAX_LEASES = 100  # in one claim: each may carry a payload of one mebibyte
 MAX_PAGE = 500

@@ -15,7 +15,6 @@ from helixqueue.fence.http.asgi import header_text, header_values, whole_body
 from helixqueue.identity import loads
 from helixqueue.log.lines import masked
 from helixqueue.service.problems import Problem
-from helixqueue.service.settings import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
     from helixqueue.fence.http.asgi import Receive, Scope
@@ -78,13 +77,13 @@ def check_content_type(scope: Scope) -> None:
         raise Problem("unsupported-media-type", "the Content-Type is not JSON", got=got)
 
 
-async def read_body(scope: Scope, receive: Receive, seconds: float) -> bytes:
+async def read_body(scope: Scope, receive: Receive, seconds: float, max_bytes: int) -> bytes:
     length = header_text(scope["headers"], "content-length")
-    if length.isdecimal() and int(length[:19]) > MAX_BODY_BYTES:
-        raise _too_large()  # a client that waits for 100-continue does not send it at all
+    if length.isdecimal() and int(length[:19]) > max_bytes:
+        raise _too_large(max_bytes)  # a client that waits for 100-continue does not send it at all
     try:
         async with asyncio.timeout(seconds):
-            body = await whole_body(receive, MAX_BODY_BYTES)
+            body = await whole_body(receive, max_bytes)
     except TimeoutError:
         raise Problem(
             "too-slow",
@@ -92,15 +91,15 @@ async def read_body(scope: Scope, receive: Receive, seconds: float) -> bytes:
             headers={"Connection": "close"},
         ) from None
     if body is None:
-        raise _too_large()
+        raise _too_large(max_bytes)
     return body
 
 
-def _too_large() -> Problem:
+def _too_large(max_bytes: int) -> Problem:
     return Problem(
         "body-too-large",
-        f"a body has at most {MAX_BODY_BYTES} bytes",
-        expected=f"at most {MAX_BODY_BYTES} bytes",
+        f"a body has at most {max_bytes} bytes",
+        expected=f"at most {max_bytes} bytes",
         got="more",
         headers={"Connection": "close"},
     )

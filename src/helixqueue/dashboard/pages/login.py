@@ -26,6 +26,7 @@ from helixqueue.dashboard.page import (
 )
 from helixqueue.engine import tokens
 from helixqueue.fence.http.asgi import header_text
+from helixqueue.service.admission import LOGIN_LIMIT_KEY
 
 if TYPE_CHECKING:
     from helixqueue.engine.tokens import Session
@@ -68,14 +69,13 @@ async def log_in(page: PageDep) -> Response:
 
 
 async def redeem(page: PageRequest, code: str, token_hash: bytes) -> Session | None:
-    limit = page.service.login_limit.count(page.scope)
     if not tokens.LOGIN.fullmatch(code):
         return None
     started = await page.service.sessions.run_without_tenant(
         tokens.redeem_login(code_hash=tokens.hash_token(code), token_hash=token_hash)
     )
     if started is not None:
-        limit.give_back()
+        page.scope[LOGIN_LIMIT_KEY].give_back()  # counted by admission
     return started
 
 

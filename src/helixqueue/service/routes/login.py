@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from helixqueue.engine import tokens
+from helixqueue.service.admission import LOGIN_LIMIT_KEY
 from helixqueue.service.models.requests import LoginRequest
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import RequestLogDep, ServiceDep, operation, router
@@ -48,7 +49,6 @@ async def log_in(
 
 
 async def _redeem(code: str, request: Request, service: Service) -> SessionResponse | None:
-    limit = service.login_limit.count(request.scope)
     if not tokens.LOGIN.fullmatch(code):
         return None
     new = tokens.new_token()
@@ -57,7 +57,7 @@ async def _redeem(code: str, request: Request, service: Service) -> SessionRespo
     )
     if session is None:
         return None
-    limit.give_back()
+    request.scope[LOGIN_LIMIT_KEY].give_back()  # counted by admission
     return SessionResponse(
         token=new.token,
         tenant=session.tenant,
