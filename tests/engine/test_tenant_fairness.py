@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from helixqueue.engine import calls
 from helixqueue.records.submission import SubmissionRow
 from tests.support.lab import Lab
 
@@ -134,3 +135,17 @@ def test_batch_of_a_queue_that_its_lane_does_not_list_is_claimed(lab, database):
         )
         lab.superuser.execute("alter table helix.lane enable trigger all")
     assert Counter(lease.tenant for lease in lab.claim(9))["missing"] == 3
+
+
+def test_open_first_submission_of_a_tenant_does_not_block_that_of_another(lab, database):
+    """Both list their queue in one lane; the second does not wait for the first to commit."""
+    for tenant in ("slow", "quick"):
+        lab.queue(tenant=tenant)
+    with database.connect("pool", autocommit=False) as open_transaction:
+        row = SubmissionRow("s", "{}")
+        first = calls.submit(tenant="slow", queue=lab.q, profile="text-v1", rows=[row])
+        open_transaction.execute(first.sql, first.args)
+        lab.store.connection.execute("set statement_timeout = '5s'")
+        lab.submit("q", tenant="quick")
+        open_transaction.commit()
+    assert {lease.tenant for lease in lab.claim(2)} == {"slow", "quick"}

@@ -551,12 +551,16 @@ CREATE FUNCTION helix.activate_lanes(p_batch bigint[]) RETURNS void
 declare
   v_pair record;
 begin
+  update helix.lane l set idle = false, used_at = clock_timestamp()
+  where l.idle and l.id = any (array(select w.lane from helix.work w where w.batch = any (p_batch)));
   for v_pair in
-    select distinct w.lane, w.queue from helix.work w where w.batch = any (p_batch) order by w.lane, w.queue
+    select l.id as lane, w.queue
+    from (select distinct w.lane, w.queue from helix.work w where w.batch = any (p_batch)) w
+    join helix.lane l on l.id = w.lane
+    where helix.queues_with(l.queues, w.queue) <> l.queues
+    order by l.id, w.queue
   loop
-    update helix.lane l
-    set idle = false, used_at = clock_timestamp(), queues = helix.queues_with(l.queues, v_pair.queue)
-    where l.id = v_pair.lane and (l.idle or helix.queues_with(l.queues, v_pair.queue) <> l.queues);
+    perform helix.list_queue(v_pair.lane, v_pair.queue);
   end loop;
 end
 $$;
@@ -3208,6 +3212,20 @@ $$;
 
 ALTER FUNCTION helix.enter() OWNER TO helix_engine;
 
+-- Name: enter_every_tenant(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.enter_every_tenant() RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  if exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*') then
+    perform set_config('helix.scope', '*', true);
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.enter_every_tenant() OWNER TO helix_engine;
+
 -- Name: enter_for(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.enter_for(p_tenant text) RETURNS text[]
@@ -3228,24 +3246,6 @@ end
 $$;
 
 ALTER FUNCTION helix.enter_for(p_tenant text) OWNER TO helix_engine;
-
--- Name: enter_for_streams(text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.enter_for_streams(p_tenant text, p_every_tenant boolean) RETURNS void
-    LANGUAGE plpgsql
-    AS $$
-begin
-  if p_every_tenant
-     and exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*')
-  then
-    perform set_config('helix.scope', '*', true);
-  else
-    perform helix.enter_for(p_tenant);
-  end if;
-end
-$$;
-
-ALTER FUNCTION helix.enter_for_streams(p_tenant text, p_every_tenant boolean) OWNER TO helix_engine;
 
 -- Name: entry_hash(bytea[], bigint, smallint, timestamp with time zone, bigint, integer, helix.state, helix.state, helix.reason, boolean, text, bigint[], integer[], integer[], smallint[], bigint[], bytea[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4826,16 +4826,19 @@ CREATE FUNCTION helix.lane_of(p_queue helix.queue, p_class integer, p_priority s
 declare
   v_lane record;
 begin
-  select l.id, l.idle or l.used_at < clock_timestamp() - interval '10 min'
-               or p_has_work and helix.queues_with(l.queues, p_queue.id) <> l.queues as changes into v_lane
+  select l.id, l.idle, p_has_work and (l.used_at < clock_timestamp() - interval '10 min'
+                                       or helix.queues_with(l.queues, p_queue.id) <> l.queues) as changes
+  into v_lane
   from helix.lane l
   where l.queue = p_queue.name and l.class = p_class and l.priority = p_priority;
-  if found and not v_lane.changes then
+  if not v_lane.idle then
+    if v_lane.changes then
+      perform helix.list_queue(v_lane.id, p_queue.id);
+    end if;
     return v_lane.id;
   end if;
   if (select count(*) from helix.lane l
       where l.queue = p_queue.name and not l.idle and l.made_for = p_queue.tenant) >= helix.lane_bound()
-     and (not found or exists (select from helix.lane l where l.id = v_lane.id and l.idle))
   then
     raise exception using errcode = 'program_limit_exceeded',
       message = format('queue %s of tenant %s has %s different requirements and priorities in use',
@@ -5168,6 +5171,17 @@ $$;
 
 ALTER FUNCTION helix.link_submitted(p_answers helix.submitted[]) OWNER TO helix_engine;
 
+-- Name: list_queue(integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.list_queue(p_lane integer, p_queue integer) RETURNS void
+    LANGUAGE sql
+    AS $$
+  update helix.lane l set used_at = clock_timestamp(), queues = helix.queues_with(l.queues, p_queue)
+  where l.id = (select f.id from helix.lane f where f.id = p_lane and not f.idle for update skip locked)
+$$;
+
+ALTER FUNCTION helix.list_queue(p_lane integer, p_queue integer) OWNER TO helix_engine;
+
 -- Name: list_queues(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.list_queues(p_limit integer) RETURNS void
@@ -5300,7 +5314,12 @@ CREATE FUNCTION helix.look_stream_v1(p_tenant text, p_stream text, p_group text,
 declare
   v_at timestamptz := clock_timestamp() - make_interval(secs => greatest(p_seconds, 0));
 begin
-  perform helix.enter_for_streams(p_tenant, p_every_tenant);
+  if p_every_tenant then
+    perform helix.enter();
+    perform helix.enter_every_tenant();
+  else
+    perform helix.enter_for(p_tenant);
+  end if;
   update helix.stream_group g set looked_at = v_at, figures = p_figures
   where g.tenant = p_tenant and g.stream = p_stream and g.group_name = p_group and g.looked_at < v_at;
   if not found then
@@ -11591,7 +11610,10 @@ CREATE FUNCTION helix.stream_groups_v1(p_seconds double precision, p_every_tenan
     AS $$
 #variable_conflict use_column
 begin
-  perform helix.enter_for_streams(null, p_every_tenant);
+  perform helix.enter();
+  if p_every_tenant then
+    perform helix.enter_every_tenant();
+  end if;
   return query
     select g.tenant::text, g.stream::text, g.group_name::text from helix.stream_group g
     where g.looked_at <= clock_timestamp() - make_interval(secs => p_seconds)
@@ -15351,13 +15373,13 @@ GRANT ALL ON FUNCTION helix.ending(p_state helix.state) TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.enter() FROM PUBLIC;
 
+-- Name: FUNCTION enter_every_tenant(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.enter_every_tenant() FROM PUBLIC;
+
 -- Name: FUNCTION enter_for(p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.enter_for(p_tenant text) FROM PUBLIC;
-
--- Name: FUNCTION enter_for_streams(p_tenant text, p_every_tenant boolean); Type: ACL; Schema: helix; Owner: helix_engine
-
-REVOKE ALL ON FUNCTION helix.enter_for_streams(p_tenant text, p_every_tenant boolean) FROM PUBLIC;
 
 -- Name: FUNCTION entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_position bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -15819,6 +15841,10 @@ REVOKE ALL ON FUNCTION helix.link_fence(p_batch bigint[], p_conflict boolean[]) 
 -- Name: FUNCTION link_submitted(p_answers helix.submitted[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.link_submitted(p_answers helix.submitted[]) FROM PUBLIC;
+
+-- Name: FUNCTION list_queue(p_lane integer, p_queue integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.list_queue(p_lane integer, p_queue integer) FROM PUBLIC;
 
 -- Name: FUNCTION list_queues(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -15,7 +15,7 @@ UNSEEN = {
         "feed.position feed.number feed.version feed.delivered feed.holder feed.held_until "
         "feed.moved_at"
     ),
-    "which gaps readers are told of; the tombstones show what retention removed": ("feed.lost"),
+    "which gaps are reported to readers; the tombstones show what retention removed": ("feed.lost"),
     "the secret part of a live token has no copy; its holder is refused, and that is recorded": (
         "fence.nonce work.nonce"
     ),

@@ -47,6 +47,14 @@ language sql immutable parallel safe as $$
               else p_queues || p_queue end
 $$;
 
+-- Lists a queue in an active lane, unless another transaction has locked the lane: a submission must not wait for the
+-- end of a caller's transaction. The next submission lists the queue, or the duty `sweep`.
+create function helix.list_queue(p_lane integer, p_queue integer) returns void
+language sql as $$
+  update helix.lane l set used_at = clock_timestamp(), queues = helix.queues_with(l.queues, p_queue)
+  where l.id = (select f.id from helix.lane f where f.id = p_lane and not f.idle for update skip locked)
+$$;
+
 -- The lane of a (queue, class, priority), created with its first batch. The loser of the race to
 -- create it reads the winner's. A lane that was idle becomes active again. With p_has_work it lists the queue.
 create function helix.lane_of(
@@ -56,16 +64,19 @@ language plpgsql as $$
 declare
   v_lane record;
 begin
-  select l.id, l.idle or l.used_at < clock_timestamp() - interval '10 min'
-               or p_has_work and helix.queues_with(l.queues, p_queue.id) <> l.queues as changes into v_lane
+  select l.id, l.idle, p_has_work and (l.used_at < clock_timestamp() - interval '10 min'
+                                       or helix.queues_with(l.queues, p_queue.id) <> l.queues) as changes
+  into v_lane
   from helix.lane l
   where l.queue = p_queue.name and l.class = p_class and l.priority = p_priority;
-  if found and not v_lane.changes then
+  if not v_lane.idle then
+    if v_lane.changes then
+      perform helix.list_queue(v_lane.id, p_queue.id);
+    end if;
     return v_lane.id;
   end if;
   if (select count(*) from helix.lane l
       where l.queue = p_queue.name and not l.idle and l.made_for = p_queue.tenant) >= helix.lane_bound()
-     and (not found or exists (select from helix.lane l where l.id = v_lane.id and l.idle))
   then
     raise exception using errcode = 'program_limit_exceeded',
       message = format('queue %s of tenant %s has %s different requirements and priorities in use',
@@ -143,12 +154,16 @@ language plpgsql as $$
 declare
   v_pair record;
 begin
+  update helix.lane l set idle = false, used_at = clock_timestamp()
+  where l.idle and l.id = any (array(select w.lane from helix.work w where w.batch = any (p_batch)));
   for v_pair in
-    select distinct w.lane, w.queue from helix.work w where w.batch = any (p_batch) order by w.lane, w.queue
+    select l.id as lane, w.queue
+    from (select distinct w.lane, w.queue from helix.work w where w.batch = any (p_batch)) w
+    join helix.lane l on l.id = w.lane
+    where helix.queues_with(l.queues, w.queue) <> l.queues
+    order by l.id, w.queue
   loop
-    update helix.lane l
-    set idle = false, used_at = clock_timestamp(), queues = helix.queues_with(l.queues, v_pair.queue)
-    where l.id = v_pair.lane and (l.idle or helix.queues_with(l.queues, v_pair.queue) <> l.queues);
+    perform helix.list_queue(v_pair.lane, v_pair.queue);
   end loop;
 end
 $$;

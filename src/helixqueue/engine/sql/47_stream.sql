@@ -33,6 +33,7 @@ begin
 end
 $$;
 
+-- `count_stream` for an intake.
 create function helix.count_stream_v1(
   p_tenant text, p_stream text, p_group text, p_deliveries bigint default null, p_vanished bigint default null,
   p_xack_failures bigint default null
@@ -44,23 +45,19 @@ begin
 end
 $$;
 
--- `enter_for`; with p_every_tenant, a login that acts for all tenants (also one per transaction, as a service does)
--- acts for all of them.
-create function helix.enter_for_streams(p_tenant text, p_every_tenant boolean) returns void
+-- Lets a login that acts for all tenants (also one per transaction, as a service does) act for all of them at once.
+create function helix.enter_every_tenant() returns void
 language plpgsql as $$
 begin
-  if p_every_tenant
-     and exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*')
-  then
+  if exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*') then
     perform set_config('helix.scope', '*', true);
-  else
-    perform helix.enter_for(p_tenant);
   end if;
 end
 $$;
 
--- Stores what a look at a group of Redis found, p_seconds ago. An older look does not replace a newer one. The first look makes the group known, and starts its counters from zero, because Prometheus
--- sees an increase only of a series that it has seen before.
+-- Stores what a look at a group of Redis found, p_seconds ago. An older look does not replace a newer one. The first
+-- look makes the group known, and starts its counters from zero, because Prometheus sees an increase only of a series
+-- that it has seen before.
 create function helix.look_stream_v1(
   p_tenant text, p_stream text, p_group text, p_seconds double precision, p_figures jsonb,
   p_every_tenant boolean default false
@@ -69,7 +66,12 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_at timestamptz := clock_timestamp() - make_interval(secs => greatest(p_seconds, 0));
 begin
-  perform helix.enter_for_streams(p_tenant, p_every_tenant);
+  if p_every_tenant then
+    perform helix.enter();
+    perform helix.enter_every_tenant();
+  else
+    perform helix.enter_for(p_tenant);
+  end if;
   update helix.stream_group g set looked_at = v_at, figures = p_figures
   where g.tenant = p_tenant and g.stream = p_stream and g.group_name = p_group and g.looked_at < v_at;
   if not found then
@@ -91,7 +93,10 @@ create function helix.stream_groups_v1(
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-  perform helix.enter_for_streams(null, p_every_tenant);
+  perform helix.enter();
+  if p_every_tenant then
+    perform helix.enter_every_tenant();
+  end if;
   return query
     select g.tenant::text, g.stream::text, g.group_name::text from helix.stream_group g
     where g.looked_at <= clock_timestamp() - make_interval(secs => p_seconds)
