@@ -18,7 +18,7 @@ POSTGRES_15 := /usr/lib/postgresql/15/bin
 # The parts of `check`, which run in parallel.
 GATE   := types format lint imports migrations current
 
-.PHONY: help run test check $(GATE) reproduce bench proof screenshots schema twins lines lock debian clean
+.PHONY: help run test check $(GATE) reproduce bench proof screenshots schema twins examples lines lock debian clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -124,6 +124,9 @@ schema: $(READY) ## Regenerate tests/postgres/schema.sql and operate/expected_sc
 
 twins: $(READY) ## Regenerate the sync twins of the async modules
 	$(BIN)/python -m tests.support.twins
+
+examples: $(READY) ## Record the examples of the OpenAPI document from a running service
+	HELIX_EXAMPLES=write $(BIN)/pytest -q -n 0 tests/service/test_recorded_examples.py
 
 lines: ## Count the lines of Python in src that are written by hand
 	@grep -rL --include '*.py' '^# Generated from ' src | xargs cat | wc -l

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from helixqueue.service.openapi.fence_examples import FENCE
-
 BATCH: Final = "3f6c1f5e-5d0a-5c1b-9a51-0c5a6f5d2b7e"
+FENCE: Final = "v1:4c0d9e1f6b2a7d5e8c3f0a9b4d1e6c7f2a5b8d0e3c6f9a1b4d7e0c3f6a9b2d5e"
 
 # Members besides the defaults of problems.py.
 PROBLEMS: Final[dict[str, dict[str, Any]]] = {
