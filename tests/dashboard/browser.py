@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import axe_playwright_python
 import pytest
@@ -14,6 +15,7 @@ from tests.support.service import offer_login
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
+FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="needs Chromium (apt-get install chromium)"
 )
@@ -32,7 +34,16 @@ def chromium():
 @contextmanager
 def visit(browser, site, *, tenant="a", expected=(), **options):
     """A page of a person who is signed in; errors that a script or the policy reports fail."""
-    context = browser.new_context(base_url=site.url, **options)
+    link = f"{site.url}/login?code={offer_login(site.database, tenant=tenant)}"
+    with open_link(browser, link, expected=expected, **options) as page:
+        yield page
+
+
+@contextmanager
+def open_link(browser, link, *, expected=(), **options):
+    """A page of the person who opens a login link."""
+    address = urlsplit(link)
+    context = browser.new_context(base_url=f"{address.scheme}://{address.netloc}", **options)
     page = context.new_page()
     errors = []
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -40,7 +51,7 @@ def visit(browser, site, *, tenant="a", expected=(), **options):
         "console",
         lambda message: errors.append(message.text) if message.type == "error" else None,
     )
-    page.goto(f"/login?code={offer_login(site.database, tenant=tenant)}")
+    page.goto(link)
     page.get_by_role("button", name="Open the dashboard").click()
     page.wait_for_selector(".frame")
     yield page

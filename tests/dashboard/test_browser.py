@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from helixqueue.dashboard.navigation import SECTIONS
-from tests.dashboard.browser import chromium, faults_of, needs_chromium, visit
+from tests.dashboard.browser import FITS, chromium, faults_of, needs_chromium, visit
 from tests.dashboard.hostile_data import fill
 from tests.support.lab import Lab, completion
 
 pytestmark = needs_chromium
 PATHS = [entry.path for section in SECTIONS for entry in section.entries]
-FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pwd
 import signal
 import sys
 import webbrowser
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -26,7 +28,7 @@ from helixqueue.embedded.account import explain_os_error
 from helixqueue.engine import tokens
 from helixqueue.errors import Refused, Unavailable
 from helixqueue.fence.key_file import find_keys
-from helixqueue.identity import check_name
+from helixqueue.identity import check_name, is_name
 from helixqueue.log import terminal
 from helixqueue.postgres.database import Database
 from helixqueue.service.address import address_of
@@ -302,10 +304,13 @@ def _facts(
 ) -> dict[str, Any]:
     """The contents of the banner, with a new login link."""
     code = tokens.new_token("hl_")
+    offer = partial(
+        tokens.offer_login, tenant=invocation.tenant, code_hash=code.hash, actor="helixq up"
+    )
     with Database.connect(found.dsn, tenant=invocation.tenant) as database:
-        until = database.run(
-            tokens.offer_login(tenant=invocation.tenant, code_hash=code.hash, actor="helixq up")
-        )
+        until = database.run(offer(person=_person()))
+        if until is None:  # a token of a program has that name
+            until = database.run(offer())
     return {
         "url": url,
         "login": f"{url}/login?code={code.token}",
@@ -319,6 +324,15 @@ def _facts(
         "workers": invocation.workers,
         "pid": os.getpid(),
     }
+
+
+def _person() -> str | None:
+    """The user of the operating system, if people can have that name."""
+    try:
+        name = pwd.getpwuid(os.geteuid()).pw_name.lower()
+    except KeyError:  # a container may run as a uid without a user
+        return None
+    return name if is_name(name) else None
 
 
 def _dsn_of_programs(found: Databases) -> str | None:

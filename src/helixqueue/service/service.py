@@ -52,6 +52,7 @@ class Service:
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self.signer = settings.signer
+        self.stopping = asyncio.Event()  # open streams end, so that the service can
         self.policy = settings.policy or Policy()  # create_app adds one route per operation
         self.policy_routes: dict[str, Route] = {}  # operations that accept a key, and their policy
         self.sessions = TenantSessions(

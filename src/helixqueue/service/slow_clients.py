@@ -39,6 +39,7 @@ class IdleConnections:
     def __init__(self, service: Service) -> None:
         self.settings = service.settings
         self.metrics = service.metrics
+        self.stopping = service.stopping
         self.new: dict[TimedConnection, None] = {}  # that have never sent a complete head
         self.idle: dict[TimedConnection, None] = {}
 
@@ -145,6 +146,7 @@ class TimedConnection(HttpToolsProtocol):
         Closing at once would lose that request: a proxy responds 502, because it cannot know
         whether the request was processed.
         """
+        self.tracker.stopping.set()
         if self.cycle is None or self.cycle.response_complete:
             self._is_closing = True
             self.loop.call_later(SHUTDOWN_SECONDS, super().shutdown)

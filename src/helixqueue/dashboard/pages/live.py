@@ -44,11 +44,11 @@ async def _lines(page: PageRequest, url: str) -> AsyncIterator[str]:
     with pages.open(page.scope, page.principal, url) as queue:
         yield "retry: 2000\n\n"
         while time.monotonic() < until and not await page.request.is_disconnected():
-            try:
-                content = await asyncio.wait_for(queue.get(), KEEPALIVE_SECONDS)
-            except TimeoutError:
+            content = await _next(queue, page.service.stopping)
+            if page.service.stopping.is_set():
+                return
+            if not content:
                 yield ": keepalive\n\n"
-                content = b""
             try:
                 await page.service.principals.find(page.principal.token_hash)
             except Problem:
@@ -56,3 +56,17 @@ async def _lines(page: PageRequest, url: str) -> AsyncIterator[str]:
                 return
             if content:
                 yield f"event: page\ndata: {json.dumps(content.decode())}\n\n"
+
+
+async def _next(queue: asyncio.Queue[bytes], stopping: asyncio.Event) -> bytes:
+    """New content; b"" after `KEEPALIVE_SECONDS`, and as soon as the service stops."""
+    content = asyncio.create_task(queue.get())
+    stop = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait(
+            {content, stop}, timeout=KEEPALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+        return content.result() if content.done() else b""
+    finally:
+        content.cancel()
+        stop.cancel()

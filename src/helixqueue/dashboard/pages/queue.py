@@ -12,11 +12,10 @@ from helixqueue.dashboard.page import PageDep, action, go_to, page_router, view
 from helixqueue.dashboard.pages.overview import throughput
 from helixqueue.dashboard.plots import Series, plot
 from helixqueue.dashboard.rendering import url
-from helixqueue.operations import batch_reads, overview
+from helixqueue.operations import overview
 from helixqueue.operations import queues as operations
 from helixqueue.records.series import Period
 from helixqueue.service.routing import QueueName
-from helixqueue.states import State
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -51,9 +50,7 @@ async def queue(
     series = await page.ask(overview.show_series, queue=queue, period=period)
     now = await page.ask(overview.show_overview)
     current = next((item for item in now.queues if item.queue == queue), None)
-    waiting = await page.ask(
-        batch_reads.list_batches, queue=queue, state=State.PENDING, limit=LONGEST
-    )
+    waiting = await page.ask(overview.list_waiting, queue=queue, limit=LONGEST)
     return await page.show(
         "queue.html",
         queue=row,

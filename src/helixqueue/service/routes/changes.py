@@ -227,7 +227,12 @@ async def _lines(reader: _ChangeReader, until: float, request: Request) -> Async
         yield f"retry: 1000\nid: {reader.cursor_id}\nevent: begin\ndata: {{}}\n\n"
         if reader.gap is not None:
             yield gap_event(reader.gap)
-        while time.monotonic() < until and not await request.is_disconnected():
+        stopping = reader.service.stopping
+        while (
+            time.monotonic() < until
+            and not stopping.is_set()
+            and not await request.is_disconnected()
+        ):
             events = await reader.read_events()
             if events:
                 sent_at = time.monotonic()
