@@ -34,6 +34,7 @@ def test_pages_of_the_live_demo_agree_with_its_ledger_and_end_with_it(tmp_path):
             _walk(page)
             batch = _show_twice_run(page)
             _compare(page, _ledger_of(batch, tmp_path))
+            _check(page)
             assert [status for status in statuses if status >= 500] == []
             page.get_by_text("Live, ").wait_for()
             before = time.monotonic()
@@ -60,6 +61,14 @@ def _show_twice_run(page):
     page.get_by_role("heading", name="Ran twice, took effect once").wait_for()
     assert page.locator(".tally dd").all_inner_texts()[1:3] == ["2", "1"]
     return page.url.rpartition("/")[2]
+
+
+def _check(page):
+    page.goto("/proof")
+    page.get_by_role("button", name="Check now").click()
+    page.get_by_role("heading", name="Every completed batch took effect once").wait_for()
+    page.goto("/")
+    assert page.locator("#verdict").get_by_text("Checked").is_visible()
 
 
 def _ledger_of(batch, tmp_path):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 routes = page_router()
 LEDGER_ROWS: Final = 200
+WAITING_ROWS: Final = 50
 # What a person may do to a batch in a state.
 VERBS: Final = {
     "retry": (State.FAILED,),
@@ -57,6 +58,7 @@ async def batch(
         batch=detail,
         timeline=drawn,
         verdict=verdict(detail),
+        why=await _why_waiting(page, detail),
         spellings=cells(identity(detail.raw), identity(detail.identity)),
         proof=proof,
         hashes={entry.version: entry for entry in proof.entries},
@@ -72,6 +74,14 @@ async def act_on_batch(page: PageDep, batch_id: UUID, verb: Verb) -> Response:
     page.log.add(batch=batch_id)
     await page.ask(OPERATIONS[verb], batch_id=batch_id, reason=page.reason, **options)
     return go_to(url("batches", batch_id))
+
+
+async def _why_waiting(page: PageRequest, detail: BatchDetail) -> str | None:
+    """Why no worker has the batch, if it is one of those that wait longest."""
+    if detail.state is not State.PENDING or detail.queue is None:
+        return None
+    found = await page.ask(overview.list_waiting, queue=detail.queue, limit=WAITING_ROWS)
+    return next((row.why for row in found.rows if row.batch_id == detail.batch_id), None)
 
 
 async def _lease_seconds(page: PageRequest, detail: BatchDetail) -> float | None:

@@ -95,6 +95,7 @@ def is_alive(row: WorkerRow, now: datetime) -> bool:
 
 def squares(row: WorkerRow, now: datetime) -> Markup | None:
     """The slots of a worker, if it reports them."""
-    free = row.free.get("slots")
-    total = row.leases + free if isinstance(free, int) else row.leases
+    health = row.free.get("health")
+    reported = health.get("slots") if isinstance(health, dict) else None
+    total = max(row.leases, reported if isinstance(reported, int) else 0)
     return slots(row.leases, total, alive=is_alive(row, now)) if total else None
