@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
 
 from helixqueue.errors import HelixError
 from helixqueue.operate.seal import SEALS, last_head
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("helixqueue.service.sealing")
 
 
+class LastSeal(NamedTuple):
+    number: int
+    sealed_at: datetime
+    file: str
+
+
 class Sealing(BackgroundTask):
+    last: LastSeal | None = None  # that this process wrote; it begins with one
+
     def __init__(self, jobs: CheckJobs, signer: Signer, place: Path, seconds: float) -> None:
         self._jobs = jobs
         self._signer = signer
@@ -36,6 +45,8 @@ class Sealing(BackgroundTask):
                 previous = await asyncio.to_thread(last_head, self._place)
                 seal = await self._jobs.seal(self._signer, previous)
                 file = await asyncio.to_thread(SEALS.add, self._place, seal)
+                sealed_at = datetime.fromisoformat(seal["sealed_at"])
+                self.last = LastSeal(seal["number"], sealed_at, file.name)
                 log.info("sealed %s entries in %s", seal["counts"].get("entry", 0), file)
             except (HelixError, Problem, OSError) as error:
                 log.error("the ledger was not sealed, and will be later: %s", error)  # noqa: TRY400

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
-from helixqueue.dashboard.page import PageDep, action, go_to, page_router, view
+from helixqueue.dashboard.page import HEADERS, PageDep, action, go_to, page_router, view
+from helixqueue.service.problems import Problem
 
 if TYPE_CHECKING:
     from helixqueue.dashboard.last_checks import LastChecks
@@ -29,6 +30,7 @@ async def proof(page: PageDep) -> Response:
         last=last,
         groups=[] if last is None else by_promise(last.results),
         keys=[key.public() for key in page.service.settings.keys],
+        sealed=None if page.service.sealing is None else page.service.sealing.last,
         seal_to=page.service.settings.seal_to,
         seal_seconds=page.service.settings.seal_seconds,
     )
@@ -39,6 +41,18 @@ async def check(page: PageDep) -> Response:
     checks: LastChecks = page.request.app.state.last_checks
     await checks.run(page.service, page.principal)
     return go_to("/proof")
+
+
+@action(routes, "/proof/seal")
+async def seal(page: PageDep) -> Response:
+    """A seal of everything, as a file: the service keeps none that a person asked for."""
+    if page.service.signer is None:
+        raise Problem("no-key", "the service has no key to sign with; start it with --key")
+    await page.principal.require_valid_token()
+    document = await page.service.check_jobs.seal(page.service.signer, None, page.principal)
+    name = f"seal-{document['to_position']}.json"
+    headers = HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'}
+    return JSONResponse(document, headers=headers)
 
 
 def by_promise(results: list[CheckResult]) -> list[tuple[str, str, list[CheckResult]]]:
