@@ -87,7 +87,7 @@ class Scene:
 
     def name_batch(self, kind):
         """BATCH and QUEUE are what the finding shows."""
-        shown = self._helixq("duty", "findings", "--json").json["findings"]
+        shown = self._helixq("duty", "findings", "--json").json["rows"]
         [row] = [row for row in shown if row["kind"] == kind]
         self.words |= {"BATCH": row["batch_id"], "QUEUE": row["queue"]}
         self.tenant = row["tenant"]

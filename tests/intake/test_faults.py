@@ -162,7 +162,7 @@ def test_status_shows_an_intake_that_waits_for_redis(own, redis_server):
 
     def shown():
         status = run_in_process(["intake", "status", "--json"], login)
-        rows = [row for row in status.json["intakes"] if row["stream"] == own.stream]
+        rows = [row for row in status.json["rows"] if row["stream"] == own.stream]
         return (status.code, *rows) if rows else None
 
     own.add("s1", "s2")

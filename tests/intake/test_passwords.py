@@ -108,7 +108,7 @@ def test_password_is_in_no_argument_output_or_status(protected, tmp_path):
     assert SECRET.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
     login = {"HELIX_DSN": protected.database.dsn("pool")}
     status = run_in_process(["intake", "status", "--json"], login)
-    assert status.json["intakes"]
+    assert status.json["rows"]
     process.terminate()
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 0

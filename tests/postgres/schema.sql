@@ -8432,20 +8432,6 @@ $$;
 
 ALTER FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) OWNER TO helix_reader;
 
--- Name: read_letter_counts_v1(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
-
-CREATE FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer DEFAULT 10000) RETURNS TABLE(status text, reason text, letters bigint)
-    LANGUAGE sql STABLE SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-  select l.status, l.reason, count(*)
-  from (select l.status, l.reason from helix.dead_letter l
-        where p_tenant is null or l.tenant = p_tenant limit p_bound) l
-  group by l.status, l.reason
-$$;
-
-ALTER FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer) OWNER TO helix_reader;
-
 -- Name: letter_overview; Type: VIEW; Schema: helix; Owner: helix_owner
 
 CREATE VIEW helix.letter_overview WITH (security_invoker='true') AS
@@ -16338,12 +16324,6 @@ GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_
 GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) TO helix_payloads;
 GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) TO helix_operate;
 GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) TO helix_admin;
-
--- Name: FUNCTION read_letter_counts_v1(p_tenant text, p_bound integer); Type: ACL; Schema: helix; Owner: helix_reader
-
-REVOKE ALL ON FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer) TO helix_read;
 
 -- Name: TABLE letter_overview; Type: ACL; Schema: helix; Owner: helix_owner
 

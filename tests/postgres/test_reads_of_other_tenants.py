@@ -189,7 +189,6 @@ WORDLESS = {
     "read_duties_v1",
     "read_fence_holder_v1",
     "read_fence_lag_v1",
-    "read_letter_counts_v1",
     "read_proof_v1",
     "read_rollup_v1",
     "read_tenants_v1",
@@ -231,10 +230,6 @@ def test_reads_without_text_reveal_nothing_of_another_tenant(database, loot):
     for role, tenant in INTRUDERS.values():
         assert result_of(database, role, tenant, holder, loot) == []
         assert result_of(database, role, tenant, lost, loot) == [("false",)]
-    for counts in ("helix.read_letter_counts_v1('b')", "helix.read_letter_counts_v1(null)"):
-        assert result_of(database, "app_b", "", counts, loot) == [("(open,json,1)",)]
-        for role, tenant in INTRUDERS.values():
-            assert result_of(database, role, tenant, counts, loot) == []
     tenants = "helix.read_tenants_v1()"
     assert result_of(database, "app_a", "b", tenants, loot) == [("a",)]
     assert result_of(database, "stranger", "b", tenants, loot) == []

@@ -13,7 +13,7 @@ import pytest
 
 from helixqueue import HelixQueue
 from helixqueue.client.backend import backend_of
-from helixqueue.engine import duties
+from helixqueue.engine import duties, letters
 from helixqueue.engine import fences as fence_calls
 from helixqueue.fence.ed25519 import Ed25519Signer
 from helixqueue.fence.key_file import SigningKey
@@ -63,7 +63,7 @@ def test_committed_examples_are_what_the_service_answers(record, lab):
     record_ledgers(record)
     record_fences(record, lab)
     record_tokens(record)
-    record_service(record)
+    record_service(record, lab)
     recorded = record.examples()
     if os.environ.get("HELIX_EXAMPLES") == "write":
         text = json.dumps(recorded, indent=1, ensure_ascii=False)
@@ -158,6 +158,7 @@ def record_reads(record, lab):
     while lab.run(duties.run_duty(actor="service helix-1.7", limit=1000)) is not None:
         pass
     record("show_overview")
+    record("list_duties")
     record("show_series", queue="basecall", period="1h")
 
 
@@ -220,7 +221,14 @@ def record_tokens(record):
     record("log_in", code=record("offer_login", name="ada")["code"])
 
 
-def record_service(record):
+def record_service(record, lab):
+    report = {"stream": "samples", "group": "helixqueue", "consumer": "node-1", "problem": None}
+    figures = {"read": 64, "new": 60, "duplicate": 3, "letters": 1, "vanished": 0}
+    lab.run(
+        letters.report_intake(tenant="lab", **report, started_at=datetime.now(UTC), figures=figures)
+    )
+    record("list_intakes")
+    record("list_findings")
     for name in ("live", "ready", "list_keys", "replay", "metrics"):
         record(name)
     record("check", invariant=["hash_broken"])

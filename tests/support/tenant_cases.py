@@ -240,7 +240,6 @@ READS = {
         }
         for text in ("shared", f"{WORD}-name", WORD)
     ],
-    "read_letter_counts_v1": lambda _: [{"tenant": None}, {"tenant": "b"}],
     "read_intakes_v1": lambda _: [{"tenant": None}, {"tenant": "b"}],
     "read_chains_v1": lambda _: [{"after": 0, "limit": 1000}],
     "read_batch_states_v1": lambda _: [{"after": 0, "limit": 1000}],

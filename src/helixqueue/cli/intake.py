@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from helixqueue.cli import connection, options, shapes, show
+from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
-from helixqueue.cli.exits import Exit
-from helixqueue.engine import letters
+from helixqueue.cli.derived_commands import verb
 from helixqueue.log import terminal
+from helixqueue.operations import intakes
+from helixqueue.operations.letters import list_letters
 
 if TYPE_CHECKING:
+    from helixqueue.cli.operation import Runner
     from helixqueue.records.letter import IntakeRow
+    from helixqueue.records.page import Page
 
 app = typer.Typer(no_args_is_help=True, help="Intakes of Redis Streams: run, status.")
 NO_SERVICE = "an intake works on a database; run it with --dsn or --data"
-STALE_SECONDS: Final = 30.0  # without a report for so long, an intake counts as gone
 HEALTHY: Final = ("reading", "stopped")
 
 
@@ -157,64 +159,31 @@ command(app, "run", example="helixq intake run --config intake.toml")(
 )
 
 
-def _status(
-    *,
-    tenant: options.Tenant = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Show intakes, and what Redis said last about their groups.
-
-    Exit code 1: an intake does not read, or is gone.
-    """
-    with connection.open_database() as database:
-        name = connection.tenant_to_read(database, tenant)
-        rows = database.run(letters.intakes(tenant=name))
-        counts = database.run(letters.letter_counts(tenant=name))
-    healthy = all(_state(row) in HEALTHY for row in rows)
-    open_letters = sum(count for (status, _), count in counts.items() if status == "open")
-    if as_json:
-        intakes = [shapes.plain(row) | {"state": _state(row)} for row in rows]
-        show.as_json({"healthy": healthy, "open_letters": open_letters, "intakes": intakes})
-    else:
-        show.table(
-            (
-                "stream",
-                "consumer",
-                "state",
-                "lag",
-                "pending",
-                "oldest",
-                "looked",
-                "delivered",
-                "vanished",
-                "letters",
-            ),
-            [_row(row) for row in rows],
-            ["" if _state(row) in HEALTHY else "bold red" for row in rows],
-            empty="no intakes",
-        )
-        for row in rows:
-            if row.problem is not None:
-                show.line(f"{row.stream}/{row.consumer}: {row.problem}")
-            for consumer, pending in row.figures.get("pending_by_consumer", {}).items():
-                show.line(f"{row.stream}: {pending} pending for {consumer}")
-        if open_letters:
-            show.line(f"open dead letters: {open_letters}; list them with `helixq letter list`")
-    if not healthy:
-        raise typer.Exit(Exit.NO)
-
-
-command(app, "status", example="helixq intake status")(
-    connection.database_only(NO_SERVICE)(_status)
+@verb(
+    app,
+    "status",
+    intakes.list_intakes,
+    example="helixq intake status",
+    every_tenant=True,
+    refused=lambda page: any(row.state not in HEALTHY for row in page.rows),
 )
-
-
-def _state(row: IntakeRow) -> str:
-    if row.ended_at is not None:
-        return "stopped"
-    if row.age_seconds > STALE_SECONDS:
-        return "gone"
-    return "reading" if row.problem is None else "waiting"
+def _status(page: Page[IntakeRow], *, ask: Runner) -> None:
+    show.table(
+        (
+            "stream", "consumer", "state", "lag", "pending", "oldest", "looked", "delivered",
+            "vanished", "letters",
+        ),
+        [_row(row) for row in page.rows],
+        ["" if row.state in HEALTHY else "bold red" for row in page.rows],
+        empty="no intakes",
+    )  # fmt: skip
+    for row in page.rows:
+        if row.problem is not None:
+            show.line(f"{row.stream}/{row.consumer}: {row.problem}")
+        for consumer, pending in row.figures.get("pending_by_consumer", {}).items():
+            show.line(f"{row.stream}: {pending} pending for {consumer}")
+    if ask(lambda operations: list_letters(operations, status="open", limit=1)).rows:
+        show.line("there are open dead letters; list them with `helixq letter list`")
 
 
 def _row(row: IntakeRow) -> tuple[str, ...]:
@@ -223,7 +192,7 @@ def _row(row: IntakeRow) -> tuple[str, ...]:
     return (
         row.stream,
         f"{row.group}/{row.consumer}",
-        _state(row),
+        row.state,
         "?" if figures.get("lag") is None else str(figures["lag"]),
         str(figures.get("pending", "?")),
         "" if oldest is None else f"{oldest:.0f} s",

@@ -8,6 +8,8 @@ from helixqueue.client.letters_async import AsyncLetterMethods
 from helixqueue.client.method_async import async_method, async_rows
 from helixqueue.client.queue_methods_async import AsyncQueueMethods
 from helixqueue.operations import batch_actions, batch_reads, submit
+from helixqueue.operations import duties as duty_operations
+from helixqueue.operations import intakes as intake_operations
 from helixqueue.operations.steps import Steps, run_steps_async
 from helixqueue.records.submission import Submission
 
@@ -194,6 +196,9 @@ class AsyncClient(AsyncLetterMethods, AsyncQueueMethods, Generic[W]):
 
     batch = async_method(batch_reads.show_batch)
     batches = async_rows(batch_reads.list_batches)
+    duties = async_method(duty_operations.list_duties)
+    findings = async_method(duty_operations.list_findings)
+    intakes = async_method(intake_operations.list_intakes)
 
     @overload
     async def cancel(

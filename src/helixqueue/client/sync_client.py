@@ -9,6 +9,8 @@ from helixqueue.client.letters import LetterMethods
 from helixqueue.client.method import method, rows
 from helixqueue.client.queue_methods import QueueMethods
 from helixqueue.operations import batch_actions, batch_reads, submit
+from helixqueue.operations import duties as duty_operations
+from helixqueue.operations import intakes as intake_operations
 from helixqueue.operations.steps import Steps, run_steps
 from helixqueue.records.submission import Submission
 
@@ -195,6 +197,9 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
 
     batch = method(batch_reads.show_batch)
     batches = rows(batch_reads.list_batches)
+    duties = method(duty_operations.list_duties)
+    findings = method(duty_operations.list_findings)
+    intakes = method(intake_operations.list_intakes)
 
     @overload
     def cancel(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from helixqueue.postgres.call import Call
 from helixqueue.postgres.statements import sql_texts
-
-if TYPE_CHECKING:
-    from datetime import datetime
+from helixqueue.records.duty import DutyRow
 
 _SQL = sql_texts("helixqueue.engine", "duties.sql")
 
@@ -22,22 +19,6 @@ class DutyResult:
     did: int | None  # rows; None when it failed
     seconds: float
     error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class DutyRow:
-    """The status of a duty, over all processes that run it."""
-
-    duty: str
-    every_seconds: float
-    last_at: datetime | None
-    actor: str | None
-    did: int
-    total: int
-    seconds: float
-    failures: int
-    failed: str | None  # SQLSTATE of the last run, if that failed
-    lag_seconds: float
 
 
 def run_duty(*, actor: str, limit: int) -> Call[DutyResult | None]:

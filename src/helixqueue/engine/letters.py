@@ -11,7 +11,7 @@ from helixqueue.engine.cursors import demand_page
 from helixqueue.errors import Refused
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
-from helixqueue.records.letter import IntakeRow, LetterRow, StoredLetter
+from helixqueue.records.letter import IntakeRow, IntakeState, LetterRow, StoredLetter
 from helixqueue.records.page import Page
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from helixqueue.records.letter import NewLetter
     from helixqueue.records.submission import Source, SubmissionRow, SubmittedRow
 
+STALE_SECONDS = 30.0  # without a report for so long, an intake counts as gone
 _SQL = sql_texts("helixqueue.engine", "letters.sql")
 # How many letters a page scans for those that pass its filters.
 _ROWS_SCANNED = 1_000
@@ -151,15 +152,6 @@ def letter(letter: int, *, body: bool = False) -> Call[StoredLetter | None]:
     )
 
 
-def letter_counts(*, tenant: str | None) -> Call[dict[tuple[str, str], int]]:
-    """Count letters by status and reason; the first 10,000 are counted."""
-    return Call(
-        _SQL["letter_counts"],
-        {"tenant": tenant},
-        lambda rows: {(status, reason): count for status, reason, count in rows},
-    )
-
-
 def intakes(*, tenant: str | None) -> Call[list[IntakeRow]]:
     """List intakes as they last reported; of all tenants of the login without `tenant`."""
     return Call(
@@ -175,7 +167,15 @@ def _read_letter(row: Row) -> LetterRow:
 
 def _read_intake(row: Row) -> IntakeRow:
     tenant, stream, group, consumer, started_at, seen_at, ended_at, age, problem, figures = row
+    state: IntakeState
+    if ended_at is not None:
+        state = "stopped"
+    elif age > STALE_SECONDS:
+        state = "gone"
+    else:
+        state = "reading" if problem is None else "waiting"
     return IntakeRow(
         *(tenant, stream, group, consumer, started_at, seen_at, ended_at, age, problem),
         figures=json.loads(figures),
+        state=state,
     )

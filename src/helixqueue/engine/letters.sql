@@ -48,10 +48,6 @@ select l.body, (l.letter).id, (l.letter).tenant, (l.letter).queue, (l.letter).ki
        (l.letter).closed_by, (l.letter).closed_for
 from helix.read_letter_v1(%(letter)s::bigint, %(body)s::boolean) l;
 
--- name: letter_counts
--- Number of letters by status and reason.
-select c.status, c.reason, c.letters from helix.read_letter_counts_v1(%(tenant)s::text) c;
-
 -- name: intakes
 -- Intakes as they last reported.
 select i.tenant, i.stream, i.group_name, i.consumer, i.started_at, i.seen_at, i.ended_at, i.age_seconds, i.problem,

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from helixqueue.postgres.call import Call
 from helixqueue.postgres.statements import sql_texts
+from helixqueue.records.duty import ReconcileFinding
 from helixqueue.records.metric import MetricRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
-    from uuid import UUID
 
 _SQL = sql_texts("helixqueue.engine", "metrics.sql")
 SERIES_MAX = 50_000  # in one response
-
-
-@dataclass(frozen=True, slots=True)
-class ReconcileFinding:
-    """What the reconciliation found about a batch; `cleared_at` is when it no longer held."""
-
-    kind: str
-    queue: str | None
-    tenant: str | None
-    batch_id: UUID | None
-    found_at: datetime
-    seen_at: datetime
-    cleared_at: datetime | None
-    detail: str
 
 
 def read_metrics(*, every_tenant: bool = False) -> Call[list[MetricRow]]:

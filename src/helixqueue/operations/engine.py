@@ -9,17 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "calls", "fences", "identities", "ledgers", "letters", "overview", "reads", "service_calls",
-    "tokens",
+    "calls", "duties", "fences", "identities", "ledgers", "letters", "metrics", "overview", "reads",
+    "service_calls", "tokens",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from helixqueue.engine import (
         calls,
+        duties,
         fences,
         identities,
         ledgers,
         letters,
+        metrics,
         overview,
         reads,
         service_calls,

@@ -96,6 +96,9 @@ class Discarded:
     answer: Literal["ok", "repeat", "refused"]
 
 
+IntakeState = Literal["reading", "waiting", "stopped", "gone"]
+
+
 @dataclass(frozen=True, slots=True)
 class IntakeRow:
     """What one intake process last reported."""
@@ -110,3 +113,4 @@ class IntakeRow:
     age_seconds: float
     problem: str | None  # why it does not read now
     figures: Mapping[str, Any]  # counters, and the last look at the group: see `intake.figures`
+    state: IntakeState

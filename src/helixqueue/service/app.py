@@ -19,8 +19,10 @@ from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
 from helixqueue.operations import (
     batch_actions,
     batch_reads,
+    duties,
     feeds,
     identities,
+    intakes,
     letters,
     overview,
     queues,
@@ -58,6 +60,7 @@ ROUTERS = (
     batches.routes, leases.routes, routes_of(batch_actions, "batch actions"),
     routes_of(batch_reads, "batches"), routes_of(overview), routes_of(queues), routes_of(workers),
     changes.routes, routes_of(identities), routes_of(fences, "fences"), routes_of(letters),
+    routes_of(intakes), routes_of(duties),
     ledgers.routes, routes_of(ledger_operations), routes_of(feeds), checks.routes, tokens.routes,
     routes_of(token_operations), login.routes, proof.routes, health.routes,
 )  # fmt: skip

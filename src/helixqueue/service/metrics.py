@@ -29,8 +29,8 @@ from prometheus_client.core import (
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from helixqueue.engine.duties import DutyRow
 from helixqueue.engine.metrics import SERIES_MAX
+from helixqueue.records.duty import DutyRow
 from helixqueue.records.metric import (
     FAMILIES,
     LABEL_SEPARATOR,

@@ -31,7 +31,7 @@ from helixqueue.service.stream_watch import StreamWatch
 from helixqueue.service.tenant_limits import TenantLimits
 
 if TYPE_CHECKING:
-    from helixqueue.engine.duties import DutyRow
+    from helixqueue.records.duty import DutyRow
     from helixqueue.service.settings import ServiceSettings
 
 READY_SECONDS: Final = 1.0

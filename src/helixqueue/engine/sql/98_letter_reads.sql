@@ -57,16 +57,6 @@ begin
 end
 $$;
 
--- Number of letters by status and reason, counted up to p_bound letters.
-create function helix.read_letter_counts_v1(p_tenant text, p_bound integer default 10000)
-returns table (status text, reason text, letters bigint)
-language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-  select l.status, l.reason, count(*)
-  from (select l.status, l.reason from helix.dead_letter l
-        where p_tenant is null or l.tenant = p_tenant limit p_bound) l
-  group by l.status, l.reason
-$$;
-
 -- The intakes of a tenant (null: of all tenants of the login) as they last reported, with the figures of their group
 -- from the last look at Redis, by any process, and the age of that look.
 create function helix.read_intakes_v1(p_tenant text)

@@ -192,7 +192,6 @@ begin
       ('read_fence_lag_v1',      'read'),
       ('read_letters_v1',        'read'),
       ('read_letter_v1',         'read'),
-      ('read_letter_counts_v1',  'read'),
       ('read_intakes_v1',        'read'),
       ('read_entries_v1',        'read'),
       ('read_chains_v1',         'read'),

@@ -12,8 +12,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from helixqueue.engine import duties
 from helixqueue.engine import metrics as stored_metrics
-from helixqueue.engine.duties import DutyRow
 from helixqueue.engine.tokens import METRICS_SCOPE
+from helixqueue.records.duty import DutyRow
 from helixqueue.service.metrics import duties_text, stored_text
 from helixqueue.service.models import responses
 from helixqueue.service.problems import Problem
