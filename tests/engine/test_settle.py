@@ -335,6 +335,55 @@ def test_unknown_outcome_settles_nothing(lab):
     assert lab.location(lease.batch_id)[0] == "RUNNING"
 
 
+@pytest.mark.parametrize("outcome", ["lost", "released", None])
+def test_stale_settlement_with_an_outcome_that_is_none_is_an_error(lab, outcome):
+    """These words are reasons of other steps, so the answer to a stale token accepted them."""
+    [lease] = lab.claim()
+    lab.complete(lease)
+    with pytest.raises(Refused, match="expected the outcome completed or failed"):
+        lab.settle(type(completion(lease))(lease.batch, lease.token, outcome))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_token_twice_in_a_call_ends_its_lease_once_and_gets_two_answers(lab, order):
+    lab.submit_many(3)
+    twice, other, both, failing = lab.claim(4)
+    settlements = [
+        *(completion(twice, '{"n":1}'), completion(twice, '{"n":2}'), completion(other)),
+        *(completion(both), failure(both), failure(failing), failure(failing)),
+    ][::order]
+    answers = lab.settle(*settlements)
+    given = [
+        sorted((item.answer, item.mismatch) for item in answers if item.batch == lease.batch)
+        for lease in (twice, other, both, failing)
+    ]
+    assert given == [
+        [("ok", False), ("repeat", True)],
+        [("ok", False)],
+        [("ok", False), ("refused", False)],
+        [("ok", False), ("repeat", False)],
+    ]
+    assert [lab.location(lease.batch_id)[0] for lease in (twice, both, failing)] == [
+        *("COMPLETED", "COMPLETED", "PENDING")
+    ]
+
+
+@pytest.mark.parametrize("write", ["start", "renew", "complete", "fail", "release"])
+def test_token_under_the_name_of_another_worker_is_refused(lab, write):
+    [lease] = lab.claim(start=write != "start")
+    with Lab(lab.database, worker="thief", q=lab.q) as thief:
+        settle = {"complete": completion, "fail": failure}.get(write)
+        call = getattr(thief, write) if settle is None else lambda item: thief.settle(settle(item))
+        [answer] = call(lease)
+        assert (answer.answer, answer.owner) == ("refused", "w1")
+        assert lab.rows("select why from helix.refusal where batch = %s", lease.batch) == [
+            ("the token is that of w1",)
+        ]
+    if write == "start":
+        lab.start(lease)
+    assert verdicts(lab.complete(lease)) == [("ok", State.COMPLETED)]
+
+
 # --- release -----------------------------------------------------------------------------------
 
 

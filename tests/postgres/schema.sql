@@ -593,9 +593,9 @@ $$;
 
 ALTER FUNCTION helix.add_histograms(p_left integer[], p_right integer[]) OWNER TO helix_engine;
 
--- Name: advance_feed_v1(text, text, bigint, bigint, integer, bigint, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: advance_feed_v1(text, text, bigint, bigint, integer, bigint, bigint, integer, integer, uuid); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer) RETURNS boolean
+CREATE FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer, p_request uuid DEFAULT NULL::uuid) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -606,10 +606,13 @@ declare
 begin
   perform helix.enter_for(p_tenant);
   select * into v_feed from helix.feed f
-  where f.tenant = p_tenant and f.name = p_feed and not f.paused
-    and (f.position, f.number, f.version) = (p_position, p_number, p_version)
+  where f.tenant = p_tenant and f.name = p_feed
   for update;
-  if not found then
+  if v_feed.request = p_request then
+    return true;
+  elsif v_feed.paused is not false
+        or (v_feed.position, v_feed.number, v_feed.version) <> (p_position, p_number, p_version)
+  then
     return false;
   end if;
   v_events := array(select e from helix.feed_page(v_feed, least(p_count, 10000)) e);
@@ -621,13 +624,14 @@ begin
   end if;
   update helix.feed f
   set position = p_to_position, number = p_to_number, version = p_to_version, moved_at = clock_timestamp(),
+      request = p_request,
       delivered = f.delivered + p_count, lost = greatest(f.lost, helix.reported_gap(v_events))
   where f.tenant = p_tenant and f.name = p_feed;
   return true;
 end
 $$;
 
-ALTER FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer) OWNER TO helix_engine;
+ALTER FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer, p_request uuid) OWNER TO helix_engine;
 
 -- Name: all_metrics(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -739,23 +743,22 @@ $$;
 
 ALTER FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[], p_raw text[]) OWNER TO helix_engine;
 
--- Name: answer_rest(text, text, bigint[], bigint[], integer[], bigint[], bigint[], helix.reason[], bytea[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: answer_rest(text, text, integer[], bigint[], integer[], bigint[], bigint[], helix.reason[], bytea[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.answer_rest(p_operation text, p_worker text, p_done bigint[], p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[] DEFAULT NULL::bytea[]) RETURNS SETOF helix.answer
+CREATE FUNCTION helix.answer_rest(p_operation text, p_worker text, p_done integer[], p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[] DEFAULT NULL::bytea[]) RETURNS SETOF helix.answer
     LANGUAGE sql
     AS $$
   select j.* from (
     select array_agg(u.batch) as batch, array_agg(u.epoch) as epoch, array_agg(u.nonce) as nonce,
            array_agg(u.number) as number, array_agg(u.reason) as reason, array_agg(u.content) as content
-    from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason, p_content)
-      as u (batch, epoch, nonce, number, reason, content)
-    where u.batch <> all (p_done)
-       or (u.epoch, u.number) <> (select w.epoch, w.number from helix.work w where w.batch = u.batch)) rest
+    from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason, p_content) with ordinality
+      as u (batch, epoch, nonce, number, reason, content, place)
+    where u.place <> all (p_done)) rest
   cross join lateral helix.answer_stale(p_operation, p_worker, rest.batch, rest.epoch, rest.nonce,
                                         rest.number, rest.reason, rest.content) j
 $$;
 
-ALTER FUNCTION helix.answer_rest(p_operation text, p_worker text, p_done bigint[], p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.answer_rest(p_operation text, p_worker text, p_done integer[], p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]) OWNER TO helix_engine;
 
 -- Name: answer_stale(text, text, bigint[], integer[], bigint[], bigint[], helix.reason[], bytea[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -767,12 +770,12 @@ declare
 begin
   return query
   with asked as materialized (
-    select u.*, q.tenant, coalesce(w.state, b.state) as state_now,
+    select u.*, q.tenant, t.is_last, coalesce(w.state, b.state) as state_now,
            case when w.state in ('ASSIGNED', 'RUNNING') then w.actor
                 when (w.epoch, w.number) <> (u.epoch, u.number) then heir.actor end as owner,
            case when w.state in ('ASSIGNED', 'RUNNING') or (w.epoch, w.number) <> (u.epoch, u.number)
                 then w.number end as owner_number,
-           coalesce(w.state in ('ASSIGNED', 'RUNNING') and t.is_last, false) as is_owner,
+           coalesce(w.state in ('ASSIGNED', 'RUNNING') and t.is_last and w.actor = p_worker, false) as is_owner,
            case when w.batch is null then false   -- retired
                 -- The number of the last lease, but not its nonce: the token of another lease of that claim.
                 when (w.epoch, w.number) = (u.epoch, u.number) and not t.is_last then false
@@ -807,8 +810,9 @@ begin
     select distinct on (j.batch, j.number, j.epoch)
            j.batch, j.epoch, j.number, p_operation, j.tenant, p_worker, j.owner, j.owner_number,
            j.state_now,
-           format('the token is stale: the batch is %s%s', j.state_now,
-                  case when j.owner is null then '' else format('; %s had it next', j.owner) end)
+           case when j.is_last and j.owner is not null then format('the token is that of %s', j.owner)
+                else format('the token is stale: the batch is %s%s', j.state_now,
+                            case when j.owner is null then '' else format('; %s had it next', j.owner) end) end
     from judged j where j.verdict = 'refused' and j.tenant is not null
     order by j.batch, j.number, j.epoch
     on conflict (batch, number, epoch, operation, worker) do update
@@ -1025,6 +1029,8 @@ begin
                                 helix.shape(p_kind), helix.shape(p_payload), helix.shape(p_node));
   perform helix.enter_for(p_tenant);
   select * into v_ledger from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger;
+  -- No constraint can be dropped between the check and the insert.
+  lock table helix.ledger_event in row exclusive mode;
   if not found or not helix.ledger_is_unique() then
     return query
       select n, case when v_ledger.id is null then 'refused' else 'undecided' end, null::bytea, null::integer,
@@ -2123,7 +2129,7 @@ ALTER FUNCTION helix.compared(p_payload text, p_ignored text[]) OWNER TO helix_e
 
 -- Name: complete(text, bigint[], integer[], bigint[], bigint[], text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.complete(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], OUT batch bigint[], OUT late boolean[]) RETURNS record
+CREATE FUNCTION helix.complete(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], OUT place integer[], OUT batch bigint[], OUT late boolean[]) RETURNS record
     LANGUAGE plpgsql
     AS $$
 declare
@@ -2139,15 +2145,16 @@ begin
         actor = p_worker, entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now,
         step = true,
         content = case when u.result is not null then helix.content_hash(null, null, u.result) end
-    from (select * from unnest(p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result)
-                          as g (batch, epoch, nonce, number, outcome, result)
+    from (select * from unnest(p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result) with ordinality
+                          as g (batch, epoch, nonce, number, outcome, result, place)
           where g.outcome = 'completed' order by g.batch offset 0) u
     where w.batch = u.batch and w.number = u.number and w.epoch = u.epoch and w.state = 'RUNNING'
+      and w.actor = p_worker
       and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
       and (v_queues is null or w.queue = any (v_queues))
-    returning w.batch, w.number, w.version, w.queue, w.late, u.result
+    returning u.place, w.batch, w.number, w.version, w.queue, w.late, u.result
   )
-  select array_agg(c.batch) as batch, array_agg(c.number) as number, array_agg(c.version) as version,
+  select array_agg(c.place::integer) as place, array_agg(c.batch) as batch, array_agg(c.number) as number, array_agg(c.version) as version,
          array_agg(c.queue) as queue, array_agg(c.late) as late, array_agg(c.result) as result,
          count(c.result) as results
   into v_done from completed c;
@@ -2161,12 +2168,13 @@ begin
       as d (batch, version, queue, result)
     where d.result is not null;
   end if;
+  place := coalesce(v_done.place, '{}');
   batch := coalesce(v_done.batch, '{}');
   late := coalesce(v_done.late, '{}');
 end
 $$;
 
-ALTER FUNCTION helix.complete(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], OUT batch bigint[], OUT late boolean[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.complete(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], OUT place integer[], OUT batch bigint[], OUT late boolean[]) OWNER TO helix_engine;
 
 -- Name: complete_one(text, bigint, integer, bigint, bigint, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2186,6 +2194,7 @@ begin
       step = true,
       content = case when p_result is not null then helix.content_hash(null, null, p_result) end
   where w.batch = p_batch and w.number = p_number and w.epoch = p_epoch and w.state = 'RUNNING'
+    and w.actor = p_worker
     and (w.nonce = p_nonce or helix.lease_nonce(w.nonce, w.batch) = p_nonce)
     and (v_queues is null or w.queue = any (v_queues))
   returning w.version, w.queue, w.late into v_done;
@@ -3419,6 +3428,7 @@ CREATE TABLE helix.feed (
     holder helix.short_text,
     held_until timestamp with time zone,
     moved_at timestamp with time zone,
+    request uuid,
     lost bigint DEFAULT 0 NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     created_by text NOT NULL,
@@ -5069,7 +5079,8 @@ CREATE FUNCTION helix.ledger_is_unique() RETURNS boolean
     AS $$
 begin
   return (select count(*) = 3 from pg_index i
-          where i.indrelid = 'helix.ledger_event'::regclass and i.indisunique and i.indisvalid and i.indisready);
+          where i.indrelid = 'helix.ledger_event'::regclass and i.indisunique and i.indisvalid and i.indisready
+            and pg_get_indexdef(i.indexrelid) is not null);
 end
 $$;
 
@@ -5282,9 +5293,9 @@ $$;
 
 ALTER FUNCTION helix.lock_keys(p_batch bigint[]) OWNER TO helix_engine;
 
--- Name: lock_leases(bigint[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: lock_leases(text, bigint[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.lock_leases(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]) RETURNS record
+CREATE FUNCTION helix.lock_leases(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]) RETURNS record
     LANGUAGE plpgsql
     AS $$
 declare
@@ -5297,13 +5308,14 @@ begin
           as u (batch, epoch, nonce, number, place)
         join helix.work w on w.batch = u.batch
         where w.number = u.number and w.epoch = u.epoch and w.state in ('ASSIGNED', 'RUNNING')
+          and w.actor = p_worker
           and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
           and (v_queues is null or w.queue = any (v_queues))
         order by u.batch, u.place) m;
 end
 $$;
 
-ALTER FUNCTION helix.lock_leases(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.lock_leases(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]) OWNER TO helix_engine;
 
 -- Name: look_stream_v1(text, text, text, double precision, jsonb, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5763,25 +5775,26 @@ $$;
 
 ALTER FUNCTION helix.overdue_after(p_seconds real) OWNER TO helix_engine;
 
--- Name: owned(bigint[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: owned(text, bigint[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.owned(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) RETURNS SETOF bigint
+CREATE FUNCTION helix.owned(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) RETURNS SETOF integer
     LANGUAGE plpgsql
     AS $$
 declare
   v_queues integer[] := helix.scope_queues();
 begin
   return query
-    select w.batch
-    from unnest(p_batch, p_epoch, p_nonce, p_number) as u (batch, epoch, nonce, number)
+    select u.place::integer
+    from unnest(p_batch, p_epoch, p_nonce, p_number) with ordinality as u (batch, epoch, nonce, number, place)
     join helix.work w on w.batch = u.batch
     where w.number = u.number and w.epoch = u.epoch and w.state in ('ASSIGNED', 'RUNNING')
+      and w.actor = p_worker
       and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
       and (v_queues is null or w.queue = any (v_queues));
 end
 $$;
 
-ALTER FUNCTION helix.owned(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.owned(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) OWNER TO helix_engine;
 
 -- Name: payload_prefix(integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -10123,19 +10136,19 @@ CREATE FUNCTION helix.release_v1(p_worker text, p_batch bigint[], p_epoch intege
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
-  v_done bigint[];
+  v_held record;   -- the tokens that own their lease: place and batch
 begin
   perform helix.enter();
   p_worker := helix.actor_of(p_worker);
   perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
                                 helix.shape(p_nonce), helix.shape(p_number));
-  select h.batch into v_done from helix.lock_leases(p_batch, p_epoch, p_nonce, p_number) h;
-  if v_done <> '{}' then
-    return query select * from helix.end_leases(v_done, 'released', p_worker, null,
-                                                array_fill(p_detail, array[cardinality(v_done)]));
+  v_held := helix.lock_leases(p_worker, p_batch, p_epoch, p_nonce, p_number);
+  if v_held.batch <> '{}' then
+    return query select * from helix.end_leases(v_held.batch, 'released', p_worker, null,
+                                                array_fill(p_detail, array[cardinality(v_held.batch)]));
   end if;
-  if cardinality(v_done) < cardinality(p_batch) then
-    return query select * from helix.answer_rest('release', p_worker, v_done, p_batch, p_epoch,
+  if cardinality(v_held.place) < cardinality(p_batch) then
+    return query select * from helix.answer_rest('release', p_worker, v_held.place, p_batch, p_epoch,
                                                  p_nonce, p_number,
                                                  array_fill('released'::helix.reason,
                                                             array[cardinality(p_batch)]));
@@ -10186,6 +10199,7 @@ CREATE FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[
     AS $$
 declare
   v_now    timestamptz := clock_timestamp();
+  v_place  integer[];  -- of the tokens that own their lease
   v_mine   bigint[];   -- batches these tokens own, locked by others or not
   v_free   bigint[];   -- batches that are locked here
   v_done   bigint[];
@@ -10196,8 +10210,8 @@ begin
                                 helix.shape(p_nonce), helix.shape(p_number));
   v_free := array(select w.batch from helix.work w where w.batch = any (p_batch)
                   order by w.batch for update skip locked);
-  v_mine := array(select distinct o.batch
-                  from helix.owned(p_batch, p_epoch, p_nonce, p_number) o (batch));
+  v_place := array(select helix.owned(p_worker, p_batch, p_epoch, p_nonce, p_number));
+  v_mine := array(select distinct p_batch[p] from unnest(v_place) p);
   v_done := array(select b from unnest(v_mine) b where b = any (v_free));
   return query
     with renewed as (
@@ -10214,8 +10228,8 @@ begin
   return query
     select b, 'busy', null::text, null::helix.state, false, false
     from unnest(v_mine) b where b <> all (v_done);
-  if cardinality(v_mine) < cardinality(p_batch) then
-    return query select * from helix.answer_rest('renew', p_worker, v_mine, p_batch, p_epoch, p_nonce,
+  if cardinality(v_place) < cardinality(p_batch) then
+    return query select * from helix.answer_rest('renew', p_worker, v_place, p_batch, p_epoch, p_nonce,
                                                  p_number, array_fill(null::helix.reason,
                                                                       array[cardinality(p_batch)]));
   end if;
@@ -11267,7 +11281,7 @@ CREATE FUNCTION helix.settle(p_worker text, p_batch bigint[], p_epoch integer[],
     LANGUAGE plpgsql
     AS $$
 declare
-  v_done    bigint[] := '{}';
+  v_done    integer[] := '{}';   -- positions of the tokens that ended their lease here
   v_answers helix.answer[] := '{}';
   v_late    boolean;
   v_completed record;
@@ -11291,9 +11305,15 @@ begin
     cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch), helix.shape(p_nonce),
     helix.shape(p_number), helix.shape(p_outcome), helix.shape(p_result), helix.shape(p_failure),
     helix.shape(p_detail), helix.shape(p_permanent), helix.shape(p_after));
+  if not p_outcome <@ array['completed', 'failed'] then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('expected the outcome completed or failed, got %s',
+                       (select coalesce(o, 'null') from unnest(p_outcome) o
+                        where (o in ('completed', 'failed')) is not true limit 1));
+  end if;
   if 'failed' = any (p_outcome) then
     -- Two statements below end leases, and each counts limit keys: all locks come first, rows before keys.
-    v_held := helix.lock_leases(p_batch, p_epoch, p_nonce, p_number);
+    v_held := helix.lock_leases(p_worker, p_batch, p_epoch, p_nonce, p_number);
     perform helix.lock_keys(p_batch);
   end if;
   if 'completed' = any (p_outcome) then
@@ -11301,12 +11321,15 @@ begin
     if cardinality(v_completed.batch) = cardinality(p_batch) and not true = any (v_completed.late) then
       return null;
     end if;
-    v_done := v_completed.batch;
+    v_done := v_completed.place;
     v_answers := array(select (c.batch, 'ok', null, 'COMPLETED', c.late, false)::helix.answer
                        from unnest(v_completed.batch, v_completed.late) as c (batch, late));
   end if;
   if 'failed' = any (p_outcome) then
-    v_place := array(select p from unnest(v_held.place) p where p_outcome[p] = 'failed');
+    -- A call may name one token twice. Where it was also completed, that is its outcome.
+    v_place := array(select p from unnest(v_held.place) p
+                     where p_outcome[p] = 'failed'
+                       and p_batch[p] <> all (array(select p_batch[d] from unnest(v_done) d)));
     if v_place <> '{}' then
       v_answers := v_answers || array(
         select v from (
@@ -11316,7 +11339,7 @@ begin
           from unnest(v_place) p) f
         cross join lateral helix.end_leases(f.batch, 'failed', p_worker, f.failure, f.detail,
                                             f.permanent, f.after) v);
-      v_done := v_done || array(select p_batch[p] from unnest(v_place) p);
+      v_done := v_done || v_place;
     end if;
   end if;
   if cardinality(v_done) < cardinality(p_batch) then
@@ -11505,28 +11528,31 @@ CREATE FUNCTION helix.start_v1(p_worker text, p_batch bigint[], p_epoch integer[
 declare
   v_now   timestamptz := clock_timestamp();
   v_entry bigint := helix.next_entry();
-  v_done  bigint[];
+  v_held  record;      -- the tokens that own their lease: place and batch
+  v_done  bigint[];    -- batches that are started here
+  v_place integer[];   -- of their tokens
 begin
   perform helix.enter();
   p_worker := helix.actor_of(p_worker);
   perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
                                 helix.shape(p_nonce), helix.shape(p_number));
-  select h.batch into v_done from helix.lock_leases(p_batch, p_epoch, p_nonce, p_number) h;
+  v_held := helix.lock_leases(p_worker, p_batch, p_epoch, p_nonce, p_number);
   with started as (
     update helix.work w
     set state = 'RUNNING', version = w.version + 1, version_before = w.version, reason = 'started',
         actor = p_worker,
         late = w.deadline < v_now, entry = v_entry, before = w.entry, came_from = w.state,
         changed_at = v_now, step = true, content = null
-    where w.batch = any (v_done) and w.state = 'ASSIGNED'
+    where w.batch = any (v_held.batch) and w.state = 'ASSIGNED'
     returning w.batch
   )
   select coalesce(array_agg(s.batch), '{}') into v_done from started s;
   return query
     select w.batch, 'ok', null::text, w.state, w.late, false from helix.work w
     where w.batch = any (v_done);
-  if cardinality(v_done) < cardinality(p_batch) then
-    return query select * from helix.answer_rest('start', p_worker, v_done, p_batch, p_epoch, p_nonce,
+  v_place := array(select p from unnest(v_held.place) p where p_batch[p] = any (v_done));
+  if cardinality(v_place) < cardinality(p_batch) then
+    return query select * from helix.answer_rest('start', p_worker, v_place, p_batch, p_epoch, p_nonce,
                                                  p_number, array_fill('started'::helix.reason,
                                                                       array[cardinality(p_batch)]));
   end if;
@@ -14799,11 +14825,11 @@ REVOKE ALL ON FUNCTION helix.actor_of(p_actor text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.add_histograms(p_left integer[], p_right integer[]) FROM PUBLIC;
 
--- Name: FUNCTION advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer, p_request uuid); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer) TO helix_payloads;
+REVOKE ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer, p_request uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer, p_request uuid) TO helix_operator;
+GRANT ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer, p_request uuid) TO helix_payloads;
 
 -- Name: FUNCTION all_metrics(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -14818,9 +14844,9 @@ REVOKE ALL ON FUNCTION helix.answer_by_id(p_ids uuid[], p_done bigint[], p_state
 
 REVOKE ALL ON FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[], p_raw text[]) FROM PUBLIC;
 
--- Name: FUNCTION answer_rest(p_operation text, p_worker text, p_done bigint[], p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION answer_rest(p_operation text, p_worker text, p_done integer[], p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.answer_rest(p_operation text, p_worker text, p_done bigint[], p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.answer_rest(p_operation text, p_worker text, p_done integer[], p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]) FROM PUBLIC;
 
 -- Name: FUNCTION answer_stale(p_operation text, p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -15005,9 +15031,9 @@ GRANT ALL ON FUNCTION helix.cluster_id() TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.compared(p_payload text, p_ignored text[]) FROM PUBLIC;
 
--- Name: FUNCTION complete(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], OUT batch bigint[], OUT late boolean[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION complete(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], OUT place integer[], OUT batch bigint[], OUT late boolean[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.complete(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], OUT batch bigint[], OUT late boolean[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.complete(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], OUT place integer[], OUT batch bigint[], OUT late boolean[]) FROM PUBLIC;
 
 -- Name: FUNCTION complete_one(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_result text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -15854,9 +15880,9 @@ REVOKE ALL ON FUNCTION helix.lock_if_empty(p_queue integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.lock_keys(p_batch bigint[]) FROM PUBLIC;
 
--- Name: FUNCTION lock_leases(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION lock_leases(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.lock_leases(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.lock_leases(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION look_stream_v1(p_tenant text, p_stream text, p_group text, p_seconds double precision, p_figures jsonb, p_every_tenant boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -15941,9 +15967,9 @@ GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes
 
 REVOKE ALL ON FUNCTION helix.overdue_after(p_seconds real) FROM PUBLIC;
 
--- Name: FUNCTION owned(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION owned(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.owned(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.owned(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION payload_prefix(p_bytes integer[]); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -13,7 +13,7 @@ UNSEEN = {
     "a cursor of a duty, which reads again or stops short; `check` reads every row": "duty.mark",
     "a cursor of a consumer; its own effects have the fence that decides": (
         "feed.position feed.number feed.version feed.delivered feed.holder feed.held_until "
-        "feed.moved_at"
+        "feed.moved_at feed.request"
     ),
     "which gaps are reported to readers; the tombstones show what retention removed": ("feed.lost"),
     "the secret part of a live token has no copy; its holder is refused, and that is recorded": (

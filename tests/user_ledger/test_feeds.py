@@ -290,6 +290,19 @@ def test_confirmed_page_moves_the_feed_once(helix, dispatch):
     assert not feed.confirm([rest])
 
 
+def test_confirmation_repeated_after_a_lost_answer_is_true_again(database, helix, dispatch):
+    dispatch.append_many([("r", 1, "REQUESTED"), ("r", 2, "CONFIRMED")])
+    page = helix.feed("repeated", ledger=dispatch.name).read(1)
+    call = ledgers.advance_feed(
+        tenant="a", feed="repeated", after=page[0].after, to=page[0].position, count=1
+    )
+    with Database.connect(database.dsn("app_a")) as client:
+        assert [client.run(call), client.run(call)] == [True, True]
+    feed = helix.feed("repeated")
+    assert not feed.confirm(page)  # of another consumer
+    assert feed.confirm(feed.read(1))
+
+
 def test_page_of_a_lost_history_does_not_move_the_feed(helix, dispatch):
     """After a failover, new events with smaller transaction numbers would be skipped."""
     dispatch.append_many([("l", 1, "REQUESTED"), ("l", 2, "CONFIRMED")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -242,8 +243,12 @@ def _feed_events(feed: str, rows: list[Row], start: str) -> list[FeedEvent]:
 
 
 def advance_feed(*, tenant: str, feed: str, after: str, to: str, count: int) -> Call[bool]:
-    """Move a feed behind events that `read_feed` returned; False if it is elsewhere now."""
-    args = (tenant, feed, *read_position(feed, after), *read_position(feed, to), count)
+    """Move a feed behind events that `read_feed` returned; False if it is elsewhere now.
+
+    Running the call again, after its answer was lost, returns True again.
+    """
+    request = uuid.uuid4()
+    args = (tenant, feed, *read_position(feed, after), *read_position(feed, to), count, request)
     return Call(_SQL["advance_feed"], args, lambda rows: bool(rows[0][0]))
 
 

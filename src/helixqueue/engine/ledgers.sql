@@ -56,7 +56,7 @@ from helix.read_feed_v1(%s::text, %s::text, %s::int);
 -- name: advance_feed
 -- Moves the position behind events that were read.
 select helix.advance_feed_v1(%s::text, %s::text, %s::bigint, %s::bigint, %s::int, %s::bigint, %s::bigint,
-                             %s::int, %s::int);
+                             %s::int, %s::int, %s::uuid);
 
 -- name: hold_feed
 -- Holds a feed for one process.

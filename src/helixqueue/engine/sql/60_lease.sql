@@ -45,11 +45,11 @@ begin
 end
 $$;
 
--- Locks the rows of these batches and returns those whose token owns the lease: the batch and its position
--- in the arrays, each batch once. Other transactions cannot change that until this one ends. Every call
+-- Locks the rows of these batches and returns those whose token owns the lease, under the name of the worker that
+-- has it: the batch and its position in the arrays, each batch once. Other transactions cannot change that until this one ends. Every call
 -- that locks several rows takes them in the order of batches, and waits.
 create function helix.lock_leases(
-  p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[],
+  p_worker text, p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[],
   out place integer[], out batch bigint[]
 ) language plpgsql as $$
 declare
@@ -62,6 +62,7 @@ begin
           as u (batch, epoch, nonce, number, place)
         join helix.work w on w.batch = u.batch
         where w.number = u.number and w.epoch = u.epoch and w.state in ('ASSIGNED', 'RUNNING')
+          and w.actor = p_worker
           and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
           and (v_queues is null or w.queue = any (v_queues))
         order by u.batch, u.place) m;
@@ -156,12 +157,12 @@ declare
 begin
   return query
   with asked as materialized (
-    select u.*, q.tenant, coalesce(w.state, b.state) as state_now,
+    select u.*, q.tenant, t.is_last, coalesce(w.state, b.state) as state_now,
            case when w.state in ('ASSIGNED', 'RUNNING') then w.actor
                 when (w.epoch, w.number) <> (u.epoch, u.number) then heir.actor end as owner,
            case when w.state in ('ASSIGNED', 'RUNNING') or (w.epoch, w.number) <> (u.epoch, u.number)
                 then w.number end as owner_number,
-           coalesce(w.state in ('ASSIGNED', 'RUNNING') and t.is_last, false) as is_owner,
+           coalesce(w.state in ('ASSIGNED', 'RUNNING') and t.is_last and w.actor = p_worker, false) as is_owner,
            case when w.batch is null then false   -- retired
                 -- The number of the last lease, but not its nonce: the token of another lease of that claim.
                 when (w.epoch, w.number) = (u.epoch, u.number) and not t.is_last then false
@@ -196,8 +197,9 @@ begin
     select distinct on (j.batch, j.number, j.epoch)
            j.batch, j.epoch, j.number, p_operation, j.tenant, p_worker, j.owner, j.owner_number,
            j.state_now,
-           format('the token is stale: the batch is %s%s', j.state_now,
-                  case when j.owner is null then '' else format('; %s had it next', j.owner) end)
+           case when j.is_last and j.owner is not null then format('the token is that of %s', j.owner)
+                else format('the token is stale: the batch is %s%s', j.state_now,
+                            case when j.owner is null then '' else format('; %s had it next', j.owner) end) end
     from judged j where j.verdict = 'refused' and j.tenant is not null
     order by j.batch, j.number, j.epoch
     on conflict (batch, number, epoch, operation, worker) do update
@@ -210,20 +212,19 @@ begin
 end
 $$;
 
--- `answer_stale` for every element whose batch is not in p_done. A call may contain two tokens of one batch;
--- only the token in the row did the write, so the other one is answered here too.
+-- `answer_stale` for every element whose position is not in p_done. A call may contain two tokens of one batch, or
+-- one token twice: one of them did the write, and the other one is answered here.
 create function helix.answer_rest(
-  p_operation text, p_worker text, p_done bigint[], p_batch bigint[], p_epoch int[],
+  p_operation text, p_worker text, p_done integer[], p_batch bigint[], p_epoch int[],
   p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[] default null
 ) returns setof helix.answer
 language sql volatile as $$
   select j.* from (
     select array_agg(u.batch) as batch, array_agg(u.epoch) as epoch, array_agg(u.nonce) as nonce,
            array_agg(u.number) as number, array_agg(u.reason) as reason, array_agg(u.content) as content
-    from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason, p_content)
-      as u (batch, epoch, nonce, number, reason, content)
-    where u.batch <> all (p_done)
-       or (u.epoch, u.number) <> (select w.epoch, w.number from helix.work w where w.batch = u.batch)) rest
+    from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason, p_content) with ordinality
+      as u (batch, epoch, nonce, number, reason, content, place)
+    where u.place <> all (p_done)) rest
   cross join lateral helix.answer_stale(p_operation, p_worker, rest.batch, rest.epoch, rest.nonce,
                                         rest.number, rest.reason, rest.content) j
 $$;

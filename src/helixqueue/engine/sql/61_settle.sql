@@ -11,28 +11,31 @@ set plan_cache_mode = force_generic_plan as $$
 declare
   v_now   timestamptz := clock_timestamp();
   v_entry bigint := helix.next_entry();
-  v_done  bigint[];
+  v_held  record;      -- the tokens that own their lease: place and batch
+  v_done  bigint[];    -- batches that are started here
+  v_place integer[];   -- of their tokens
 begin
   perform helix.enter();
   p_worker := helix.actor_of(p_worker);
   perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
                                 helix.shape(p_nonce), helix.shape(p_number));
-  select h.batch into v_done from helix.lock_leases(p_batch, p_epoch, p_nonce, p_number) h;
+  v_held := helix.lock_leases(p_worker, p_batch, p_epoch, p_nonce, p_number);
   with started as (
     update helix.work w
     set state = 'RUNNING', version = w.version + 1, version_before = w.version, reason = 'started',
         actor = p_worker,
         late = w.deadline < v_now, entry = v_entry, before = w.entry, came_from = w.state,
         changed_at = v_now, step = true, content = null
-    where w.batch = any (v_done) and w.state = 'ASSIGNED'
+    where w.batch = any (v_held.batch) and w.state = 'ASSIGNED'
     returning w.batch
   )
   select coalesce(array_agg(s.batch), '{}') into v_done from started s;
   return query
     select w.batch, 'ok', null::text, w.state, w.late, false from helix.work w
     where w.batch = any (v_done);
-  if cardinality(v_done) < cardinality(p_batch) then
-    return query select * from helix.answer_rest('start', p_worker, v_done, p_batch, p_epoch, p_nonce,
+  v_place := array(select p from unnest(v_held.place) p where p_batch[p] = any (v_done));
+  if cardinality(v_place) < cardinality(p_batch) then
+    return query select * from helix.answer_rest('start', p_worker, v_place, p_batch, p_epoch, p_nonce,
                                                  p_number, array_fill('started'::helix.reason,
                                                                       array[cardinality(p_batch)]));
   end if;
@@ -49,6 +52,7 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off se
 set plan_cache_mode = force_generic_plan as $$
 declare
   v_now    timestamptz := clock_timestamp();
+  v_place  integer[];  -- of the tokens that own their lease
   v_mine   bigint[];   -- batches these tokens own, locked by others or not
   v_free   bigint[];   -- batches that are locked here
   v_done   bigint[];
@@ -59,8 +63,8 @@ begin
                                 helix.shape(p_nonce), helix.shape(p_number));
   v_free := array(select w.batch from helix.work w where w.batch = any (p_batch)
                   order by w.batch for update skip locked);
-  v_mine := array(select distinct o.batch
-                  from helix.owned(p_batch, p_epoch, p_nonce, p_number) o (batch));
+  v_place := array(select helix.owned(p_worker, p_batch, p_epoch, p_nonce, p_number));
+  v_mine := array(select distinct p_batch[p] from unnest(v_place) p);
   v_done := array(select b from unnest(v_mine) b where b = any (v_free));
   return query
     with renewed as (
@@ -77,26 +81,28 @@ begin
   return query
     select b, 'busy', null::text, null::helix.state, false, false
     from unnest(v_mine) b where b <> all (v_done);
-  if cardinality(v_mine) < cardinality(p_batch) then
-    return query select * from helix.answer_rest('renew', p_worker, v_mine, p_batch, p_epoch, p_nonce,
+  if cardinality(v_place) < cardinality(p_batch) then
+    return query select * from helix.answer_rest('renew', p_worker, v_place, p_batch, p_epoch, p_nonce,
                                                  p_number, array_fill(null::helix.reason,
                                                                       array[cardinality(p_batch)]));
   end if;
 end
 $$;
 
--- Which of these tokens own a live lease, without locking it.
-create function helix.owned(p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[])
-returns setof bigint
+-- The positions of those tokens that own a live lease, without locking it.
+create function helix.owned(
+  p_worker text, p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[]
+) returns setof integer
 language plpgsql as $$
 declare
   v_queues integer[] := helix.scope_queues();
 begin
   return query
-    select w.batch
-    from unnest(p_batch, p_epoch, p_nonce, p_number) as u (batch, epoch, nonce, number)
+    select u.place::integer
+    from unnest(p_batch, p_epoch, p_nonce, p_number) with ordinality as u (batch, epoch, nonce, number, place)
     join helix.work w on w.batch = u.batch
     where w.number = u.number and w.epoch = u.epoch and w.state in ('ASSIGNED', 'RUNNING')
+      and w.actor = p_worker
       and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
       and (v_queues is null or w.queue = any (v_queues));
 end
@@ -116,7 +122,7 @@ create function helix.settle(
 ) returns helix.answer[]
 language plpgsql as $$
 declare
-  v_done    bigint[] := '{}';
+  v_done    integer[] := '{}';   -- positions of the tokens that ended their lease here
   v_answers helix.answer[] := '{}';
   v_late    boolean;
   v_completed record;
@@ -140,9 +146,15 @@ begin
     cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch), helix.shape(p_nonce),
     helix.shape(p_number), helix.shape(p_outcome), helix.shape(p_result), helix.shape(p_failure),
     helix.shape(p_detail), helix.shape(p_permanent), helix.shape(p_after));
+  if not p_outcome <@ array['completed', 'failed'] then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('expected the outcome completed or failed, got %s',
+                       (select coalesce(o, 'null') from unnest(p_outcome) o
+                        where (o in ('completed', 'failed')) is not true limit 1));
+  end if;
   if 'failed' = any (p_outcome) then
     -- Two statements below end leases, and each counts limit keys: all locks come first, rows before keys.
-    v_held := helix.lock_leases(p_batch, p_epoch, p_nonce, p_number);
+    v_held := helix.lock_leases(p_worker, p_batch, p_epoch, p_nonce, p_number);
     perform helix.lock_keys(p_batch);
   end if;
   if 'completed' = any (p_outcome) then
@@ -150,12 +162,15 @@ begin
     if cardinality(v_completed.batch) = cardinality(p_batch) and not true = any (v_completed.late) then
       return null;
     end if;
-    v_done := v_completed.batch;
+    v_done := v_completed.place;
     v_answers := array(select (c.batch, 'ok', null, 'COMPLETED', c.late, false)::helix.answer
                        from unnest(v_completed.batch, v_completed.late) as c (batch, late));
   end if;
   if 'failed' = any (p_outcome) then
-    v_place := array(select p from unnest(v_held.place) p where p_outcome[p] = 'failed');
+    -- A call may name one token twice. Where it was also completed, that is its outcome.
+    v_place := array(select p from unnest(v_held.place) p
+                     where p_outcome[p] = 'failed'
+                       and p_batch[p] <> all (array(select p_batch[d] from unnest(v_done) d)));
     if v_place <> '{}' then
       v_answers := v_answers || array(
         select v from (
@@ -165,7 +180,7 @@ begin
           from unnest(v_place) p) f
         cross join lateral helix.end_leases(f.batch, 'failed', p_worker, f.failure, f.detail,
                                             f.permanent, f.after) v);
-      v_done := v_done || array(select p_batch[p] from unnest(v_place) p);
+      v_done := v_done || v_place;
     end if;
   end if;
   if cardinality(v_done) < cardinality(p_batch) then
@@ -183,7 +198,7 @@ $$;
 -- batches. Returns the batches that it completed.
 create function helix.complete(
   p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[],
-  p_outcome text[], p_result text[], out batch bigint[], out late boolean[]
+  p_outcome text[], p_result text[], out place integer[], out batch bigint[], out late boolean[]
 ) language plpgsql as $$
 declare
   v_now    timestamptz := clock_timestamp();
@@ -198,15 +213,16 @@ begin
         actor = p_worker, entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now,
         step = true,
         content = case when u.result is not null then helix.content_hash(null, null, u.result) end
-    from (select * from unnest(p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result)
-                          as g (batch, epoch, nonce, number, outcome, result)
+    from (select * from unnest(p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result) with ordinality
+                          as g (batch, epoch, nonce, number, outcome, result, place)
           where g.outcome = 'completed' order by g.batch offset 0) u
     where w.batch = u.batch and w.number = u.number and w.epoch = u.epoch and w.state = 'RUNNING'
+      and w.actor = p_worker
       and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
       and (v_queues is null or w.queue = any (v_queues))
-    returning w.batch, w.number, w.version, w.queue, w.late, u.result
+    returning u.place, w.batch, w.number, w.version, w.queue, w.late, u.result
   )
-  select array_agg(c.batch) as batch, array_agg(c.number) as number, array_agg(c.version) as version,
+  select array_agg(c.place::integer) as place, array_agg(c.batch) as batch, array_agg(c.number) as number, array_agg(c.version) as version,
          array_agg(c.queue) as queue, array_agg(c.late) as late, array_agg(c.result) as result,
          count(c.result) as results
   into v_done from completed c;
@@ -220,6 +236,7 @@ begin
       as d (batch, version, queue, result)
     where d.result is not null;
   end if;
+  place := coalesce(v_done.place, '{}');
   batch := coalesce(v_done.batch, '{}');
   late := coalesce(v_done.late, '{}');
 end
@@ -262,6 +279,7 @@ begin
       step = true,
       content = case when p_result is not null then helix.content_hash(null, null, p_result) end
   where w.batch = p_batch and w.number = p_number and w.epoch = p_epoch and w.state = 'RUNNING'
+    and w.actor = p_worker
     and (w.nonce = p_nonce or helix.lease_nonce(w.nonce, w.batch) = p_nonce)
     and (v_queues is null or w.queue = any (v_queues))
   returning w.version, w.queue, w.late into v_done;
@@ -308,19 +326,19 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
 set plan_cache_mode = force_generic_plan as $$
 declare
-  v_done bigint[];
+  v_held record;   -- the tokens that own their lease: place and batch
 begin
   perform helix.enter();
   p_worker := helix.actor_of(p_worker);
   perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
                                 helix.shape(p_nonce), helix.shape(p_number));
-  select h.batch into v_done from helix.lock_leases(p_batch, p_epoch, p_nonce, p_number) h;
-  if v_done <> '{}' then
-    return query select * from helix.end_leases(v_done, 'released', p_worker, null,
-                                                array_fill(p_detail, array[cardinality(v_done)]));
+  v_held := helix.lock_leases(p_worker, p_batch, p_epoch, p_nonce, p_number);
+  if v_held.batch <> '{}' then
+    return query select * from helix.end_leases(v_held.batch, 'released', p_worker, null,
+                                                array_fill(p_detail, array[cardinality(v_held.batch)]));
   end if;
-  if cardinality(v_done) < cardinality(p_batch) then
-    return query select * from helix.answer_rest('release', p_worker, v_done, p_batch, p_epoch,
+  if cardinality(v_held.place) < cardinality(p_batch) then
+    return query select * from helix.answer_rest('release', p_worker, v_held.place, p_batch, p_epoch,
                                                  p_nonce, p_number,
                                                  array_fill('released'::helix.reason,
                                                             array[cardinality(p_batch)]));

@@ -14,12 +14,14 @@ create type helix.appended as (
 
 -- Whether the unique constraints that decide are in place. An operator may have dropped one, or a rebuild may
 -- have left one invalid; until it is back, no append can tell a duplicate. Volatile: its query has a snapshot of
--- its own, also where a caller's is older.
+-- its own, where the transaction takes several. One that keeps an older snapshot still sees the row of a dropped
+-- index; pg_get_indexdef reads the current catalog and returns null for it.
 create function helix.ledger_is_unique() returns boolean
 language plpgsql as $$
 begin
   return (select count(*) = 3 from pg_index i
-          where i.indrelid = 'helix.ledger_event'::regclass and i.indisunique and i.indisvalid and i.indisready);
+          where i.indrelid = 'helix.ledger_event'::regclass and i.indisunique and i.indisvalid and i.indisready
+            and pg_get_indexdef(i.indexrelid) is not null);
 end
 $$;
 
@@ -109,6 +111,8 @@ begin
                                 helix.shape(p_kind), helix.shape(p_payload), helix.shape(p_node));
   perform helix.enter_for(p_tenant);
   select * into v_ledger from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger;
+  -- No constraint can be dropped between the check and the insert.
+  lock table helix.ledger_event in row exclusive mode;
   if not found or not helix.ledger_is_unique() then
     return query
       select n, case when v_ledger.id is null then 'refused' else 'undecided' end, null::bytea, null::integer,

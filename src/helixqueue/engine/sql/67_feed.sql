@@ -20,6 +20,7 @@ create table helix.feed (
   holder     helix.short_text,
   held_until timestamptz,
   moved_at   timestamptz,
+  request    uuid,                     -- the call of advance_feed_v1 that moved it last
   lost       bigint not null default 0,   -- up to which position it has reported what retention removed
   created_at timestamptz not null default clock_timestamp(),
   created_by text not null,
@@ -288,11 +289,11 @@ end
 $$;
 
 -- Moves the position behind p_count events whose effects are elsewhere, if it is still where they were read and
--- they are still the next ones. After a failover or a restore they may belong to a history that this database has
+-- they are still the next ones. A repeat of the call that moved it, whose answer was lost, is true again. After a failover or a restore they may belong to a history that this database has
 -- lost; events written since would stand before their end, and would be skipped.
 create function helix.advance_feed_v1(
   p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint,
-  p_to_number bigint, p_to_version integer, p_count integer
+  p_to_number bigint, p_to_version integer, p_count integer, p_request uuid default null
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -302,10 +303,13 @@ declare
 begin
   perform helix.enter_for(p_tenant);
   select * into v_feed from helix.feed f
-  where f.tenant = p_tenant and f.name = p_feed and not f.paused
-    and (f.position, f.number, f.version) = (p_position, p_number, p_version)
+  where f.tenant = p_tenant and f.name = p_feed
   for update;
-  if not found then
+  if v_feed.request = p_request then
+    return true;
+  elsif v_feed.paused is not false
+        or (v_feed.position, v_feed.number, v_feed.version) <> (p_position, p_number, p_version)
+  then
     return false;
   end if;
   v_events := array(select e from helix.feed_page(v_feed, least(p_count, 10000)) e);
@@ -317,6 +321,7 @@ begin
   end if;
   update helix.feed f
   set position = p_to_position, number = p_to_number, version = p_to_version, moved_at = clock_timestamp(),
+      request = p_request,
       delivered = f.delivered + p_count, lost = greatest(f.lost, helix.reported_gap(v_events))
   where f.tenant = p_tenant and f.name = p_feed;
   return true;
