@@ -32,6 +32,7 @@ from helixqueue.errors import NoSuchQueue
 from helixqueue.fence.http.problem import PROBLEMS as FENCE_PROBLEMS
 from helixqueue.fence.http.problem import FenceProblem
 from helixqueue.fence.policy import Policy, Route
+from helixqueue.operations.steps import outage_pause, retried
 from helixqueue.service.problems import PROBLEMS, Problem, problem_of
 from helixqueue.service.tenant_cipher import TenantCipher
 from helixqueue.transport.http.problem import error_of
@@ -119,13 +120,35 @@ def test_problems_of_the_middleware_become_our_errors(kind):
     [
         (502, b"<html>bad gateway</html>", True),
         (503, b"Service Unavailable", True),
-        (404, b"", False),
+        (429, b"", False),
     ],
 )
 def test_response_of_another_server_counts_as_unavailable(status, body, unknown):
     away = error_of(status, {}, body)
     assert type(away) is Unavailable
     assert away.outcome_unknown is unknown
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 410, 421, 431, 451])
+def test_bare_4xx_of_a_proxy_is_permanent_and_not_repeated(status):
+    """A proxy that does not know the path, or wants its own login, answers the same again."""
+    answer = error_of(status, {}, b"<html>no</html>")
+    assert type(answer) is Refused
+    steps = retried("call", seconds=900, outage=outage_pause)
+    next(steps)
+    with pytest.raises(Refused, match="not of the service"):
+        steps.throw(answer)
+
+
+def test_request_to_an_unavailable_service_is_repeated_about_20_times_in_15_minutes():
+    pauses = [[outage_pause(n) for _ in range(50)] for n in range(1, 30)]
+    for n, drawn in enumerate(pauses, 1):
+        bound = min(60, 0.5 * 2**n)
+        assert bound / 2 <= min(drawn) < max(drawn) <= bound
+    assert min(pauses[0]) >= 0.5
+    slow = [max(drawn) for drawn in pauses]
+    quick = [min(drawn) for drawn in pauses]
+    assert sum(slow[:18]) < 900 < sum(quick[:34] + quick[-1:] * 6)
 
 
 def test_request_refused_by_a_proxy_as_too_large_is_not_retried():

@@ -11,7 +11,14 @@ from helixqueue.client.settings import ResolvedHttpSettings
 from helixqueue.errors import Refused
 from helixqueue.operations.batches import Operations
 from helixqueue.operations.call_set import CallSet
-from helixqueue.operations.steps import Execute, Sleep, Step, run_steps, run_steps_async
+from helixqueue.operations.steps import (
+    Execute,
+    Sleep,
+    Step,
+    outage_pause,
+    run_steps,
+    run_steps_async,
+)
 from helixqueue.transport.http import calls, ledgers
 from helixqueue.transport.http.connection import (
     AsyncHttpConnection,
@@ -48,7 +55,11 @@ class _HttpBase:
         resolved = ResolvedHttpSettings.of(settings)
         self._origin, self._settings = (url, token), settings
         self.operations = Operations(
-            HTTP_CALLS, tenant=None, actor=None, retry_seconds=resolved.retry_seconds
+            HTTP_CALLS,
+            tenant=None,
+            actor=None,
+            retry_seconds=resolved.retry_seconds,
+            outage_pause=outage_pause,
         )
         self.address = ServiceAddress(**resolved.where(url, token))
 

@@ -24,7 +24,7 @@ from helixqueue.errors import (
 from helixqueue.identity import PROFILES, check_name
 from helixqueue.operations import batch_reads, engine, queues
 from helixqueue.operations.prepare import KnownQueue
-from helixqueue.operations.steps import Execute, Sleep, Steps, retried
+from helixqueue.operations.steps import Execute, Sleep, Steps, retried, short_pause
 from helixqueue.queues import Queue, checked_requires
 from helixqueue.records.lease import LeaseRef, LeaseRow
 from helixqueue.records.submission import Receipt
@@ -58,6 +58,7 @@ class Operations:
         tenant: str | None,
         actor: str | None,
         retry_seconds: float,
+        outage_pause: Callable[[int], float] = short_pause,
         logs_identities: bool = True,
         only_queues: Collection[str] | None = None,
         sees_payloads: bool = True,
@@ -81,7 +82,7 @@ class Operations:
         self._queues = only_queues
         self.sees_payloads, self.reads_batches = sees_payloads, reads_batches
         self.token_hash, self.find_signer = token_hash, find_signer
-        self._retry_seconds = retry_seconds
+        self._retry_seconds, self._outage_pause = retry_seconds, outage_pause
         self._known: dict[Queue[Any, Any] | str, KnownQueue] = {}
         self._connected = False
 
@@ -91,7 +92,9 @@ class Operations:
         A client that never reached its database does not retry: a wrong DSN fails at once.
         """
         seconds = self._retry_seconds if self._connected else 0.0
-        answer = yield from retried(call, seconds=seconds, repeatable=repeatable)
+        answer = yield from retried(
+            call, seconds=seconds, repeatable=repeatable, outage=self._outage_pause
+        )
         self._connected = True
         return answer
 

@@ -25,10 +25,14 @@ T_co = TypeVar("T_co", covariant=True)
 # A step: `Execute` and `Sleep`, and further steps of fences.
 S = TypeVar("S")
 
-# Upper bounds of the first pause and of every pause between retries. Each pause is random from zero
-# (full jitter), so that clients do not retry together.
+# Upper bounds of the first pause and of every pause between retries of a transaction. Each pause is
+# random from zero (full jitter), so that clients do not retry together.
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
+# The same for requests while a service is unavailable: about 20 tries in 15 minutes. Each pause is
+# at least half of its bound.
+OUTAGE_PAUSE_S = 0.5
+LONGEST_OUTAGE_PAUSE_S = 60.0
 
 
 class AnyCall(Protocol[T_co]):
@@ -55,18 +59,35 @@ Step = Execute | Sleep
 Steps = Generator[Step, Any, T]
 
 
-def retried(call: AnyCall[T], *, seconds: float, repeatable: bool = True) -> Steps[T]:
+def short_pause(tries: int) -> float:
+    """Seconds before the next try: of a transaction that met another one."""
+    return random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (tries - 1)))  # noqa: S311
+
+
+def outage_pause(tries: int) -> float:
+    """Seconds before the next try, after `tries`: of a request to a service that is unavailable."""
+    jitter = random.uniform(0.5, 1)  # noqa: S311
+    return jitter * min(LONGEST_OUTAGE_PAUSE_S, OUTAGE_PAUSE_S * 2.0 ** min(tries, 10))
+
+
+def retried(
+    call: AnyCall[T],
+    *,
+    seconds: float,
+    repeatable: bool = True,
+    outage: Callable[[int], float] = short_pause,
+) -> Steps[T]:
     """Run a call, and retry it until it succeeds or the time is over.
 
     The engine recognises repeats, so a call whose result was lost is also retried, unless it is not
-    `repeatable`.
+    `repeatable`. `outage` is the pause after an answer that did not come.
     """
     deadline = time.monotonic() + seconds
-    for tries in count():
+    for tries in count(1):
         try:
             answer: T = yield Execute(call)
         except (Retryable, Unavailable, InProgress) as error:
-            pause = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**tries))  # noqa: S311
+            pause = (outage if isinstance(error, Unavailable) else short_pause)(tries)
             pause += getattr(error, "retry_after", None) or 0.0
             lost = isinstance(error, Unavailable) and error.outcome_unknown
             if isinstance(error, Unavailable):

@@ -6,7 +6,6 @@ A crash at any point leaves all of it or nothing, so such a request is never in 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from helixqueue.fence import protocol
 from helixqueue.fence.http.execute import KeyedExecution
 from helixqueue.fence.runner import AsyncStepRunner
-from helixqueue.operations.steps import FIRST_PAUSE_S, LONGEST_PAUSE_S, Sleep, run_steps_async
+from helixqueue.operations.steps import Sleep, run_steps_async, short_pause
 from helixqueue.postgres.tenant_sessions import TransactionLost
 
 if TYPE_CHECKING:
@@ -69,12 +68,11 @@ class LocalExecution(KeyedExecution):
 
     async def perform(self) -> None:
         deadline = time.monotonic() + RETRY_SECONDS
-        for tries in count():
+        for tries in count(1):
             try:
                 await super().perform()
             except TransactionLost as lost:
-                longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**tries)
-                pause = random.uniform(0, longest)  # noqa: S311
+                pause = short_pause(tries)
                 if time.monotonic() + pause > deadline:
                     await self._refuse(lost.error)
                     return

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "urn:helixqueue:problem:"
 LONGEST_RETRY_AFTER_S: Final = 60.0
+_PASSING: Final = {408, 425, 429}  # statuses below 500 that a repeat may change
 
 
 def kind_of(body: bytes) -> str:
@@ -60,7 +61,9 @@ def error_from(
         return _PLAIN[kind](message)
     if status == 413 and not kind:
         return Refused("a proxy before the service refused the body (413); it must take 1 MiB")
-    if status >= 500 or status in {408, 429} or not kind:
+    if 400 <= status < 500 and not kind and status not in _PASSING:
+        return Refused(f"{message}; the response is not of the service: check URL and proxy")
+    if status >= 500 or status in _PASSING or not kind:
         # A 502 of a proxy, or a fault while the service processed the request.
         unknown = status >= 500 and not (kind and document.get("outcome_unknown") is False)
         return Unavailable(message, outcome_unknown=unknown, retry_after=retry_after)
