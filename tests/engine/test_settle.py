@@ -353,11 +353,11 @@ def test_one_token_twice_in_a_call_ends_its_lease_once_and_gets_two_answers(lab,
         *(completion(both), failure(both), failure(failing), failure(failing)),
     ][::order]
     answers = lab.settle(*settlements)
-    given = [
+    answered = [
         sorted((item.answer, item.mismatch) for item in answers if item.batch == lease.batch)
         for lease in (twice, other, both, failing)
     ]
-    assert given == [
+    assert answered == [
         [("ok", False), ("repeat", True)],
         [("ok", False)],
         [("ok", False), ("refused", False)],
