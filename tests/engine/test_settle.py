@@ -384,6 +384,19 @@ def test_token_under_the_name_of_another_worker_is_refused(lab, write):
     assert verdicts(lab.complete(lease)) == [("ok", State.COMPLETED)]
 
 
+def test_name_of_a_worker_is_bounded(lab):
+    """The ledger, the queue and the refusals all carry it: a megabyte would be written for each."""
+    for write in (
+        lambda: lab.claim(worker="w" * 256),
+        lambda: lab.run(calls.hello(worker="w" * 256)),
+    ):
+        with pytest.raises(Refused):
+            write()
+    lab.submit("s2")
+    [*_, lease] = lab.claim(2, worker="w" * 255)
+    assert verdicts(lab.settle(completion(lease), worker="w" * 255)) == [("ok", State.COMPLETED)]
+
+
 # --- release -----------------------------------------------------------------------------------
 
 

@@ -572,11 +572,12 @@ ALTER FUNCTION helix.activate_lanes(p_batch bigint[]) OWNER TO helix_engine;
 CREATE FUNCTION helix.actor_of(p_actor text) RETURNS text
     LANGUAGE sql STABLE
     AS $$
-  select case when p_actor is null or p_actor = session_user then session_user::text
-              when pg_has_role(session_user, 'helix_delegate', 'member')
-                   or pg_has_role(session_user, 'helix_operator', 'member')
-                   or starts_with(p_actor, session_user || '/') then p_actor
-              else session_user || '/' || p_actor end
+  -- Bounded: every row that an actor writes carries the name.
+  select (case when p_actor is null or p_actor = session_user then session_user::text
+               when pg_has_role(session_user, 'helix_delegate', 'member')
+                    or pg_has_role(session_user, 'helix_operator', 'member')
+                    or starts_with(p_actor, session_user || '/') then p_actor
+               else session_user || '/' || p_actor end)::helix.short_text
 $$;
 
 ALTER FUNCTION helix.actor_of(p_actor text) OWNER TO helix_engine;

@@ -116,6 +116,27 @@ def test_revoked_token_is_refused_by_the_next_request(site):
         assert http.get("/v1/batches").status_code == 401
 
 
+def test_revoked_token_does_not_wait_for_work(site, lab):
+    body = {"worker": "w", "queues": [lab.q], "seconds": 20}
+    with site.client("work", "admin", name="waiting") as http:
+        assert http.post("/v1/work/expect", json=body).status_code == 200
+        http.post("/v1/tokens/waiting/revoke", json={"reason": "lost"}).raise_for_status()
+        assert http.post("/v1/work/wait", json=body, timeout=10).status_code == 401
+
+
+def test_token_for_some_queues_makes_no_token_for_others(site, http):
+    http.post("/v1/tokens", json={"name": "wide", "scopes": ["submit"]}).raise_for_status()
+    with site.client("admin", "submit", queues=["ours"], name="narrow") as narrow:
+        for queues in (None, ["theirs"], ["ours", "theirs"]):
+            body = {"name": "wider", "scopes": ["submit"]} | ({"queues": queues} if queues else {})
+            assert narrow.post("/v1/tokens", json=body).status_code == 403
+        assert narrow.post("/v1/tokens/wide/rotate", json={}).status_code == 403
+        assert narrow.post("/v1/links", json={"name": "eve"}).status_code == 403
+        own = {"name": "same", "scopes": ["submit"], "queues": ["ours"]}
+        assert narrow.post("/v1/tokens", json=own).status_code == 201
+        assert narrow.post("/v1/tokens/narrow/rotate", json={}).status_code == 201
+
+
 def test_tokens_are_created_rotated_listed_and_revoked_over_http(site, http):
     response = http.post(
         "/v1/tokens", json={"name": "uploader-2", "scopes": ["submit"], "queues": ["ours"]}

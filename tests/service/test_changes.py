@@ -216,6 +216,14 @@ def test_invalid_cursor_is_refused(http, place):
     assert http.get("/v1/changes", headers={"Last-Event-ID": place}).status_code == 422
 
 
+def test_cursor_of_another_kind_is_no_event_id(http, lab):
+    lab.submit("a", "b")
+    cursor = http.get("/v1/batches", params={"queue": lab.q, "limit": 1}).json()["next"]
+    response = http.get("/v1/changes", headers={"Last-Event-ID": cursor})
+    assert response.status_code == 422
+    assert "Last-Event-ID" in response.json()["detail"]
+
+
 def test_concurrent_streams_are_limited(database):
     all_answered = Barrier(8)
 

@@ -117,10 +117,10 @@ TABLE = {
     "resolve_fences": Case("operate", 200, {**REASON, "applied": False, "name": "none"}),
     "rehearse": Case("payloads", 200, {"calls": [{"name": "refund", "key": "order-7"}]}),
     "list_tokens": Case("admin", 200),
-    "create_token": Case("admin", 201, {"name": "table-test", "scopes": ["read"]}),
-    "rotate_token": Case("admin", 404, {}),
+    "create_token": Case("admin", 403, {"name": "table-test", "scopes": ["read"]}),
+    "rotate_token": Case("admin", 403, {}),
     "revoke_token": Case("admin", 404, REASON),
-    "offer_login": Case("admin", 201, {}),
+    "offer_login": Case("admin", 403, {}),
     "list_ledgers": Case("read", 403),
     "show_ledger": Case("any", 403),
     "declare_ledger": Case("operate", 403, {"arrows": {"A": []}}),
@@ -250,7 +250,7 @@ def test_token_of_another_queue_gets_the_status_of_the_table(site, subject, name
         # The same request of a token for all queues succeeds.
         with site.client() as http:
             response = http.request(operation.method, path, **sent)
-        assert response.status_code == 200, response.text
+        assert response.status_code in {200, 201}, response.text
 
 
 def payload_fields(answer, *, nested=False):

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from helixqueue.errors import NameTaken, NoSuchToken, Refused
+from helixqueue.errors import NameTaken, NoSuchToken, NotPermitted, Refused
 from helixqueue.operations import engine
 from helixqueue.operations.operation import operation
 from helixqueue.operations.steps import Steps
@@ -88,6 +88,8 @@ def create_token(
 
     The ledger identifies token holders by name, so a name is never reused.
     """
+    for queue in queues if queues else (None,):
+        _require_all_rights(operations, may=operations.may_use(queue))
     new = engine.tokens.new_token()
     created = yield from operations.ask(
         engine.tokens.create(
@@ -118,6 +120,7 @@ def rotate_token(
 
     Name, scopes and queues stay the same. The previous token stays valid for `overlap_seconds`.
     """
+    _require_all_rights(operations, may=operations.may_use(None) or name == operations.actor)
     new = engine.tokens.new_token()
     generation = yield from operations.ask(
         engine.tokens.rotate(
@@ -166,6 +169,7 @@ def offer_login(
     token. What the person then does is recorded with `name`. Without `scopes` it has every scope of
     the tenant, which is no escalation: the scope admin can create tokens of any scope.
     """
+    _require_all_rights(operations, may=operations.may_use(None))
     code = engine.tokens.new_token("hl_")
     until = yield from operations.ask(
         engine.tokens.offer_login(
@@ -180,6 +184,15 @@ def offer_login(
     if until is None:
         raise NameTaken(f"the name {name} belongs to a token; choose another name for the person")
     return LoginCode(code.token, operations.tenant, until)
+
+
+def _require_all_rights(operations: Operations, *, may: bool) -> None:
+    """A token that is restricted to queues makes no token with more of them."""
+    if not may:
+        raise NotPermitted(
+            f"{operations.actor} is restricted to queues, so it may give only tokens for those; "
+            "use a token without that restriction"
+        )
 
 
 def _shown_once(

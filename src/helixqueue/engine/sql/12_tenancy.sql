@@ -101,11 +101,12 @@ $$;
 -- without the right to act for others, a name that the caller passes follows the name of the login (lab_app/ann).
 create function helix.actor_of(p_actor text) returns text
 language sql stable as $$
-  select case when p_actor is null or p_actor = session_user then session_user::text
-              when pg_has_role(session_user, 'helix_delegate', 'member')
-                   or pg_has_role(session_user, 'helix_operator', 'member')
-                   or starts_with(p_actor, session_user || '/') then p_actor
-              else session_user || '/' || p_actor end
+  -- Bounded: every row that an actor writes carries the name.
+  select (case when p_actor is null or p_actor = session_user then session_user::text
+               when pg_has_role(session_user, 'helix_delegate', 'member')
+                    or pg_has_role(session_user, 'helix_operator', 'member')
+                    or starts_with(p_actor, session_user || '/') then p_actor
+               else session_user || '/' || p_actor end)::helix.short_text
 $$;
 
 -- Whether the login may read payloads, results and failure details. Reads return null in place of details

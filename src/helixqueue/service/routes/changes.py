@@ -204,7 +204,8 @@ def read_id(text: str, cipher: TenantCipher) -> ChangeCursor:
     try:
         parts = (int(part) for part in cipher.open(text).split("-"))
         position, batch, version, milliseconds = parts
-    except Refused:
+        since = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (Refused, ValueError, OverflowError):  # also a cursor of another kind
         raise Problem(
             "invalid-request",
             "Last-Event-ID: expected the id of an earlier event of this stream",
@@ -212,7 +213,6 @@ def read_id(text: str, cipher: TenantCipher) -> ChangeCursor:
             got=ascii(text)[:80],
             remedy="start without Last-Event-ID",
         ) from None
-    since = datetime.fromtimestamp(milliseconds / 1000, UTC)
     return ChangeCursor(position, batch, version, since)
 
 

@@ -232,6 +232,7 @@ async def wait(
     """With the mark of the previous response, submissions since then count as well."""
     request_log.add(worker=body.worker, queue=body.queues)
     principal.require_queue(*body.queues)
+    await principal.require_valid_token()  # waiting makes no other call that checks it
     tenant, wakeups = principal.tenant, service.wakeups
     with service.waits.hold(tenant):
         if wakeups is None:
