@@ -88,7 +88,7 @@ def create_token(
 
     The ledger identifies token holders by name, so a name is never reused.
     """
-    for queue in queues if queues else (None,):
+    for queue in queues or (None,):
         _require_all_rights(operations, may=operations.may_use(queue))
     new = engine.tokens.new_token()
     created = yield from operations.ask(
