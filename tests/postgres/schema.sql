@@ -913,6 +913,7 @@ CREATE FUNCTION helix.append_round(p_ledger helix.ledger, p_actor text, p_place 
     AS $$
 declare
   v_secret   helix.secret;
+  v_sees     boolean := helix.sees_payloads();
   v_now      timestamptz := clock_timestamp();
   v_position bigint := helix.current_position();   -- Before the insert: it may move the sequence ahead.
   v_answers  helix.appended[];
@@ -992,7 +993,7 @@ begin
              d.key, coalesce(w.version, d.known_version),
              case when w.entity is not null and d.seq >= coalesce(d.reached, 0) then d.kind else d.state end,
              greatest(d.reached, case when w.entity is not null then d.seq end), d.rules,
-             case d.decision when 'conflict' then d.known_payload end)::helix.appended)
+             case when d.decision = 'conflict' and v_sees then d.known_payload end)::helix.appended)
     into v_answers
     from decided d left join written w on w.entity = d.entity;
     return query select * from unnest(v_answers) a where a.decision <> 'again';

@@ -7,7 +7,7 @@ import re
 import psycopg
 import pytest
 
-from helixqueue import HelixQueue
+from helixqueue import HelixQueue, Machine
 from helixqueue.engine.tokens import TENANT_SCOPES
 from tests.support.lab import Lab, failure, new_database
 
@@ -74,6 +74,16 @@ def test_login_cannot_call_functions_of_other_scopes(database, logins, scope):
             except psycopg.errors.InsufficientPrivilege as error:
                 outcomes[statement] = "permission denied for function" not in str(error)
     assert outcomes == {statement: scope in scopes for statement, scopes in ALLOWED.items()}
+
+
+def test_submitter_learns_nothing_of_the_stored_event_from_a_conflict(database, logins):
+    machine = Machine({"NEW": ["END"]})
+    append = """select decision, payload from helix.append_v1(
+        'a', 'secrets', null, array['e'], array[1], array['NEW'], array['{}'], array[null])"""
+    with HelixQueue(database.dsn("app_a"), tenant="a") as helix:
+        helix.ledger("secrets", machine).append("e", 1, "NEW", {"patient": WORD})
+    assert database.rows(append, role=logins["submit"]) == [("conflict", None)]
+    assert WORD in str(database.rows(append, role="app_a"))
 
 
 def test_submitter_learns_nothing_of_the_stored_payload_from_a_conflict(database, logins):

@@ -9,7 +9,7 @@ create type helix.appended as (
   state    text,      -- of the entity after this call; null: it has no event
   seq      bigint,    -- the greatest seq of the entity; null: it has no event
   rules    text[],    -- illegal: violated rules; written: those recorded with the event; refused: the reason
-  payload  text       -- conflict: the stored payload
+  payload  text       -- conflict: the stored payload, if the login may see payloads
 );
 
 -- Whether the unique constraints that decide are in place. An operator may have dropped one, or a rebuild may
@@ -152,6 +152,7 @@ create function helix.append_round(
 language plpgsql as $$
 declare
   v_secret   helix.secret;
+  v_sees     boolean := helix.sees_payloads();
   v_now      timestamptz := clock_timestamp();
   v_position bigint := helix.current_position();   -- Before the insert: it may move the sequence ahead.
   v_answers  helix.appended[];
@@ -231,7 +232,7 @@ begin
              d.key, coalesce(w.version, d.known_version),
              case when w.entity is not null and d.seq >= coalesce(d.reached, 0) then d.kind else d.state end,
              greatest(d.reached, case when w.entity is not null then d.seq end), d.rules,
-             case d.decision when 'conflict' then d.known_payload end)::helix.appended)
+             case when d.decision = 'conflict' and v_sees then d.known_payload end)::helix.appended)
     into v_answers
     from decided d left join written w on w.entity = d.entity;
     return query select * from unnest(v_answers) a where a.decision <> 'again';
