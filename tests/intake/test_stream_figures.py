@@ -1,4 +1,4 @@
-"""Figures of streams: read from Redis by whoever runs, counted in the deciding transaction."""
+"""Figures of streams: read from Redis by services and intakes, counted in the transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of the OpenAPI document are what a service answers: batch S-1, told in requests.
+"""The examples of the OpenAPI document are what a service answers: batch S-1, request by request.
 
 `make examples` runs this test with HELIX_EXAMPLES=write, which replaces the file.
 """
