@@ -52,7 +52,7 @@ def test_batch_list_json_has_stable_members(helixq, lab):
     assert set(row) == {
         *("batch_id", "key", "tenant", "queue", "identity", "raw", "revision", "state", "attempt"),
         *("priority", "created_at", "worker", "deadline", "cause", "due", "finished_at"),
-        *("finished_by", "failure", "detail", "last_worker"),
+        *("finished_by", "failure", "detail", "last_worker", "refused"),
     }
     assert (row["identity"], row["state"], row["worker"]) == (["plate", "A01"], "RUNNING", "w1")
 

@@ -36,6 +36,10 @@ SECOND_CLAIM = """
 @pytest.fixture
 def scene(server, busy_template):
     with copy_of(busy_template, server, "helix_walk") as database:
+        # The template may be older than the 15 minutes after which waiting batches are reported.
+        with Lab(database) as lab:
+            for tenant, queue in lab.rows("select tenant, name from helix.queue"):
+                lab.queue(queue, tenant=tenant, stalled_after_seconds=86400.0)
         yield Scene(database)
 
 

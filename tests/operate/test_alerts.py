@@ -30,8 +30,8 @@ CASES = {
         {f"helix_duplicate_active_assignments{QUEUE}": "0 0 1x10"}, "3m", QUEUE, 1,
         {f"helix_duplicate_active_assignments{QUEUE}": "0x20"}),
     "HelixAuditMissing": (
-        {f"helix_audit_missing{QUEUE}": "0x3 1x200"}, "3h", QUEUE, 1,
-        {f"helix_audit_missing{QUEUE}": "0x60"}),
+        {f"helix_missing_audit_entries{QUEUE}": "0x3 1x200"}, "3h", QUEUE, 1,
+        {f"helix_missing_audit_entries{QUEUE}": "0x60"}),
     "HelixStreamPendingGrows": (
         {f"helix_stream_pending{CONSUMER}": "0+10x60"}, "30m", STREAM, 0,
         {f"helix_stream_pending{CONSUMER}": "600-10x60"}),

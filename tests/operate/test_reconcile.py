@@ -167,7 +167,7 @@ def test_missing_event_is_counted_once_however_often_it_is_found(quiet):
     for _ in range(3):
         assert "audit_missing" in reconcile(quiet)
         # The alert reads the gauge, which stays as long as the row is missing.
-        assert sum(row.value for row in series(quiet, "helix_audit_missing")) == 1
+        assert sum(row.value for row in series(quiet, "helix_missing_audit_entries")) == 1
     assert sum(row.value for row in series(quiet, "helix_audit_missing_total")) == 1
 
 

@@ -5453,12 +5453,12 @@ CREATE FUNCTION helix.measure_findings() RETURNS void
     AS $$
 begin
   perform helix.set_gauges(
-    '{helix_audit_missing,helix_duplicate_active_assignments,helix_leases_overdue,helix_stalled_pending}',
+    '{helix_missing_audit_entries,helix_duplicate_active_assignments,helix_leases_overdue,helix_stalled_pending}',
     array(
       select row(coalesce(q.tenant, '*'), n.name, coalesce(q.name, ''), '',
                  coalesce(sum(case n.kind when 'stalled_pending' then (f.detail::json ->> 'number')::int
                               else 1 end) filter (where f.kind is not null), 0))::helix.metric
-      from (values ('audit_missing', 'helix_audit_missing'),
+      from (values ('audit_missing', 'helix_missing_audit_entries'),
                    ('duplicate_assignment', 'helix_duplicate_active_assignments'),
                    ('lease_overdue', 'helix_leases_overdue'),
                    ('stalled_pending', 'helix_stalled_pending')) as n (kind, name)

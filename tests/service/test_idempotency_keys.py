@@ -70,6 +70,7 @@ def body_of(name, ids, doubt):
         "retry_batches": {**why, "batch_ids": [ids["retry_batches"]]},
         "cancel_batches": {**why, "batch_ids": [ids["cancel_batch"]]},
         "set_queue": {**why, "lease_seconds": 60},
+        "resolve_fences": {**why, "applied": False, "name": "none"},
         "resolve_fence": {**why, "version": doubt.version, "applied": False},
     }.get(name, why)
 

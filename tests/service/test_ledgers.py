@@ -145,7 +145,7 @@ def test_positions_reveal_no_shared_numbers(http, helix, name):
     shown = http.get(f"/v1/feeds/{name}").json()
     assert not {"position", "number"} & shown.keys()
     [event] = http.get(f"/v1/feeds/{name}/events").json()["rows"]
-    assert not {"position", "number", "id"} & event.keys()
+    assert not {"xid", "number", "id"} & event.keys()
     assert not [text for text in (event["after"], event["position"]) if name in text]
 
 

@@ -306,7 +306,7 @@ def test_serve_runs_until_a_signal(site, database):
 
 SERVED = """
 import gc, os, signal, sys, threading, time
-from helixqueue.service import ServiceSettings
+from helixqueue.service import ServiceSettings, create_app
 from helixqueue.service.run import serve
 
 def watch():
@@ -319,7 +319,8 @@ def watch():
 def listening(url):
     threading.Thread(target=watch).start()
 
-serve(ServiceSettings(sys.argv[1]), host="127.0.0.1", port=0, listening=listening, warn=print)
+settings = ServiceSettings(sys.argv[1])
+serve(settings, create_app, host="127.0.0.1", port=0, listening=listening, warn=print)
 """
 
 

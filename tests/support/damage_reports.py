@@ -51,6 +51,11 @@ REPORTS = {
         """insert into helix.metric_change (tenant, name, queue, value)
            values ('a', 'helix_lease_reaped_total', 'forged', 7)""",
     ),
+    "figures of a consumer group were edited": (
+        MISSED | {"figures of Redis; the next look replaces them"},
+        """insert into helix.stream_group (tenant, stream, group_name, first_at, looked_at, figures)
+           values ('a', 'forged', 'g', now(), now(), '{}')""",
+    ),
     "figures of a minute were edited": (
         MISSED | {"figures for plots; the ledger has every step that they count"},
         """insert into helix.rollup (tenant, queue, seconds, at, submitted, repeated, completed,

@@ -34,7 +34,7 @@ ALERTS: Final = (
     ),
     Alert(
         "HelixAuditMissing",
-        "max by (tenant, queue) (helix_audit_missing) > 0",
+        "max by (tenant, queue) (helix_missing_audit_entries) > 0",
         "5m", "page",
         "VALUE assignments or steps of queue {{ $labels.queue }} have no ledger entry.",
         "audit-missing",
@@ -167,7 +167,7 @@ class Panel:
 
 PANELS: Final = (
     Panel("Duplicate assignments", "max by (tenant, queue) (helix_duplicate_active_assignments)"),
-    Panel("Missing audit entries", "max by (tenant, queue) (helix_audit_missing)"),
+    Panel("Missing audit entries", "max by (tenant, queue) (helix_missing_audit_entries)"),
     Panel("Claimable and waiting batches",
           'max by (tenant, queue) (helix_batches{state="PENDING"})'),
     Panel("Running batches", 'max by (tenant, queue) (helix_batches{state="RUNNING"})'),

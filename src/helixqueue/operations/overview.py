@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
-from helixqueue.errors import InvalidIdentity, NoSuchQueue
-from helixqueue.operations import engine
+from helixqueue.errors import InvalidIdentity, NoSuchBatch, NoSuchQueue
+from helixqueue.operations import batch_reads, engine
 from helixqueue.operations.operation import operation
 from helixqueue.operations.steps import Steps
 from helixqueue.records.batch import attempts_of
@@ -166,10 +166,13 @@ def list_waiting(
     return Page(tuple(rows), None)
 
 
-@operation("GET /v1/batches/{batch_id}/proof", scope="read")
+@operation("GET /v1/batches/{batch_id}/proof", scope="read", raises=[NoSuchBatch])
 def prove_batch(operations: Operations, batch_id: BatchId) -> Steps[BatchProof]:
     """Verify the ledger entries of a batch: the hash of each, and whether it is sound.
 
-    The newest 200 steps; an unknown batch has none. `helixq check` verifies the whole ledger.
+    The newest 200 steps; archived steps are not read. `helixq check` verifies the whole ledger.
     """
-    return operations.ask(engine.overview.batch_proof(batch_id))
+    proof = yield from operations.ask(engine.overview.batch_proof(batch_id))
+    if not proof.entries:
+        yield from batch_reads.show_outcome(operations, batch_id, result=False)  # or NoSuchBatch
+    return proof

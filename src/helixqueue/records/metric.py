@@ -40,7 +40,7 @@ FAMILIES: Final = (
                  "Writes refused because another worker owns the batch.", label="operation"),
     MetricFamily("helix_duplicate_active_assignments", "gauge",
                  "Batches with more than one live assignment."),
-    MetricFamily("helix_audit_missing", "gauge",
+    MetricFamily("helix_missing_audit_entries", "gauge",
                  "Assignments and steps without their ledger entry."),
     MetricFamily("helix_audit_missing_total", "counter",
                  "Assignments and steps found without their ledger entry, each counted once."),
