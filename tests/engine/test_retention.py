@@ -9,7 +9,7 @@ from helixqueue.engine import calls, duties
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
 from helixqueue.states import State
-from tests.support.lab import Lab, engine_function
+from tests.support.lab import Lab, completion, engine_function
 
 pytestmark = pytest.mark.module_database
 
@@ -133,7 +133,7 @@ def test_stale_write_after_retention_is_refused_and_kept(lab):
     [lease] = lab.claim()
     lab.pass_time(lease.batch)
     lab.run(calls.reap(actor="x"))
-    lab.complete(*lab.claim(worker="w2"))
+    lab.settle(*map(completion, lab.claim(worker="w2")), worker="w2")
     assert sum(retired(lab)) == 1
     for _ in range(2):
         for answers in (

@@ -384,6 +384,18 @@ def test_token_under_the_name_of_another_worker_is_refused(lab, write):
     assert verdicts(lab.complete(lease)) == [("ok", State.COMPLETED)]
 
 
+@pytest.mark.parametrize(("claimer", "writer"), [("pool", "app_a"), ("app_a", "pool")])
+def test_worker_settles_on_a_connection_of_another_login(database, lab, claimer, writer):
+    """A handler's own transaction may use the login of the application."""
+    lab.submit("s")
+    with Lab(database, claimer, q=lab.q) as claims, Lab(database, writer, q=lab.q) as settles:
+        [lease] = claims.claim(worker="gpu-1")
+        [answer] = settles.settle(completion(lease), worker="gpu-2")
+        assert answer.answer == "refused"
+        [answer] = settles.settle(completion(lease), worker="gpu-1")
+        assert answer.answer == "ok"
+
+
 def test_name_of_a_worker_is_bounded(lab):
     """The ledger, the queue and the refusals all carry it: a megabyte would be written for each."""
     for write in (

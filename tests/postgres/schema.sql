@@ -776,14 +776,15 @@ begin
                 when (w.epoch, w.number) <> (u.epoch, u.number) then heir.actor end as owner,
            case when w.state in ('ASSIGNED', 'RUNNING') or (w.epoch, w.number) <> (u.epoch, u.number)
                 then w.number end as owner_number,
-           coalesce(w.state in ('ASSIGNED', 'RUNNING') and t.is_last and w.actor = p_worker, false) as is_owner,
+           coalesce(w.state in ('ASSIGNED', 'RUNNING') and t.is_last and helix.is_worker(w.actor, p_worker),
+                    false) as is_owner,
            case when w.batch is null then false   -- retired
                 -- The number of the last lease, but not its nonce: the token of another lease of that claim.
                 when (w.epoch, w.number) = (u.epoch, u.number) and not t.is_last then false
-                when t.is_last and w.reason = u.reason and w.actor = p_worker then true
+                when t.is_last and w.reason = u.reason and helix.is_worker(w.actor, p_worker) then true
                 else exists (select from helix.history_of(array[u.batch]) h
                              where h.epoch = u.epoch and h.number = u.number and h.reason = u.reason
-                               and h.actor = p_worker) end as was_done,
+                               and helix.is_worker(h.actor, p_worker)) end as was_done,
            t.is_last and w.reason = 'completed' and w.content is distinct from u.content as mismatch
     from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason, p_content)
       as u (batch, epoch, nonce, number, reason, content)
@@ -2151,7 +2152,7 @@ begin
                           as g (batch, epoch, nonce, number, outcome, result, place)
           where g.outcome = 'completed' order by g.batch offset 0) u
     where w.batch = u.batch and w.number = u.number and w.epoch = u.epoch and w.state = 'RUNNING'
-      and w.actor = p_worker
+      and helix.is_worker(w.actor, p_worker)
       and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
       and (v_queues is null or w.queue = any (v_queues))
     returning u.place, w.batch, w.number, w.version, w.queue, w.late, u.result
@@ -2196,7 +2197,7 @@ begin
       step = true,
       content = case when p_result is not null then helix.content_hash(null, null, p_result) end
   where w.batch = p_batch and w.number = p_number and w.epoch = p_epoch and w.state = 'RUNNING'
-    and w.actor = p_worker
+    and helix.is_worker(w.actor, p_worker)
     and (w.nonce = p_nonce or helix.lease_nonce(w.nonce, w.batch) = p_nonce)
     and (v_queues is null or w.queue = any (v_queues))
   returning w.version, w.queue, w.late into v_done;
@@ -4763,6 +4764,19 @@ $$;
 
 ALTER FUNCTION helix.is_usual_step(p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint, p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) OWNER TO helix_engine;
 
+-- Name: is_worker(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.is_worker(p_actor text, p_worker text) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+  select p_actor = p_worker
+      or p_actor = n.name or right(p_actor, length(n.name) + 1) = '/' || n.name
+  from (select case when starts_with(p_worker, session_user || '/')
+                    then substr(p_worker, length(session_user) + 2) else p_worker end as name) n
+$$;
+
+ALTER FUNCTION helix.is_worker(p_actor text, p_worker text) OWNER TO helix_engine;
+
 -- Name: keep_metrics(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.keep_metrics(p_limit integer) RETURNS integer
@@ -5310,7 +5324,7 @@ begin
           as u (batch, epoch, nonce, number, place)
         join helix.work w on w.batch = u.batch
         where w.number = u.number and w.epoch = u.epoch and w.state in ('ASSIGNED', 'RUNNING')
-          and w.actor = p_worker
+          and helix.is_worker(w.actor, p_worker)
           and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
           and (v_queues is null or w.queue = any (v_queues))
         order by u.batch, u.place) m;
@@ -5790,7 +5804,7 @@ begin
     from unnest(p_batch, p_epoch, p_nonce, p_number) with ordinality as u (batch, epoch, nonce, number, place)
     join helix.work w on w.batch = u.batch
     where w.number = u.number and w.epoch = u.epoch and w.state in ('ASSIGNED', 'RUNNING')
-      and w.actor = p_worker
+      and helix.is_worker(w.actor, p_worker)
       and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
       and (v_queues is null or w.queue = any (v_queues));
 end
@@ -15753,6 +15767,10 @@ REVOKE ALL ON FUNCTION helix.is_step(p_from helix.state, p_to helix.state, p_ver
 -- Name: FUNCTION is_usual_step(p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint, p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.is_usual_step(p_from helix.state, p_to helix.state, p_version_before integer, p_version integer, p_before bigint, p_entry bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) FROM PUBLIC;
+
+-- Name: FUNCTION is_worker(p_actor text, p_worker text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.is_worker(p_actor text, p_worker text) FROM PUBLIC;
 
 -- Name: FUNCTION keep_metrics(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -46,8 +46,8 @@ end
 $$;
 
 -- Locks the rows of these batches and returns those whose token owns the lease, under the name of the worker that
--- has it: the batch and its position in the arrays, each batch once. Other transactions cannot change that until this one ends. Every call
--- that locks several rows takes them in the order of batches, and waits.
+-- has it: the batch and its position in the arrays, each batch once. Other transactions cannot change that until
+-- this one ends. Every call that locks several rows takes them in the order of batches, and waits.
 create function helix.lock_leases(
   p_worker text, p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[],
   out place integer[], out batch bigint[]
@@ -62,7 +62,7 @@ begin
           as u (batch, epoch, nonce, number, place)
         join helix.work w on w.batch = u.batch
         where w.number = u.number and w.epoch = u.epoch and w.state in ('ASSIGNED', 'RUNNING')
-          and w.actor = p_worker
+          and helix.is_worker(w.actor, p_worker)
           and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
           and (v_queues is null or w.queue = any (v_queues))
         order by u.batch, u.place) m;
@@ -162,14 +162,15 @@ begin
                 when (w.epoch, w.number) <> (u.epoch, u.number) then heir.actor end as owner,
            case when w.state in ('ASSIGNED', 'RUNNING') or (w.epoch, w.number) <> (u.epoch, u.number)
                 then w.number end as owner_number,
-           coalesce(w.state in ('ASSIGNED', 'RUNNING') and t.is_last and w.actor = p_worker, false) as is_owner,
+           coalesce(w.state in ('ASSIGNED', 'RUNNING') and t.is_last and helix.is_worker(w.actor, p_worker),
+                    false) as is_owner,
            case when w.batch is null then false   -- retired
                 -- The number of the last lease, but not its nonce: the token of another lease of that claim.
                 when (w.epoch, w.number) = (u.epoch, u.number) and not t.is_last then false
-                when t.is_last and w.reason = u.reason and w.actor = p_worker then true
+                when t.is_last and w.reason = u.reason and helix.is_worker(w.actor, p_worker) then true
                 else exists (select from helix.history_of(array[u.batch]) h
                              where h.epoch = u.epoch and h.number = u.number and h.reason = u.reason
-                               and h.actor = p_worker) end as was_done,
+                               and helix.is_worker(h.actor, p_worker)) end as was_done,
            t.is_last and w.reason = 'completed' and w.content is distinct from u.content as mismatch
     from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason, p_content)
       as u (batch, epoch, nonce, number, reason, content)

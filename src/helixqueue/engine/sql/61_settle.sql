@@ -102,7 +102,7 @@ begin
     from unnest(p_batch, p_epoch, p_nonce, p_number) with ordinality as u (batch, epoch, nonce, number, place)
     join helix.work w on w.batch = u.batch
     where w.number = u.number and w.epoch = u.epoch and w.state in ('ASSIGNED', 'RUNNING')
-      and w.actor = p_worker
+      and helix.is_worker(w.actor, p_worker)
       and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
       and (v_queues is null or w.queue = any (v_queues));
 end
@@ -217,7 +217,7 @@ begin
                           as g (batch, epoch, nonce, number, outcome, result, place)
           where g.outcome = 'completed' order by g.batch offset 0) u
     where w.batch = u.batch and w.number = u.number and w.epoch = u.epoch and w.state = 'RUNNING'
-      and w.actor = p_worker
+      and helix.is_worker(w.actor, p_worker)
       and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
       and (v_queues is null or w.queue = any (v_queues))
     returning u.place, w.batch, w.number, w.version, w.queue, w.late, u.result
@@ -279,7 +279,7 @@ begin
       step = true,
       content = case when p_result is not null then helix.content_hash(null, null, p_result) end
   where w.batch = p_batch and w.number = p_number and w.epoch = p_epoch and w.state = 'RUNNING'
-    and w.actor = p_worker
+    and helix.is_worker(w.actor, p_worker)
     and (w.nonce = p_nonce or helix.lease_nonce(w.nonce, w.batch) = p_nonce)
     and (v_queues is null or w.queue = any (v_queues))
   returning w.version, w.queue, w.late into v_done;
