@@ -17,7 +17,7 @@ PAIRS = [(HelixQueue, AsyncHelixQueue), (HelixClient, AsyncHelixClient)]
 EVERYWHERE = {
     *("submit", "submit_many", "state", "wait", "result", "history", "batches"),
     *("letters", "letter", "redrive", "discard", "refused", "twins", "delete_queue"),
-    *("batch", "ledger", "feed"),
+    *("batch", "ledger", "feed", "duties", "findings", "intakes"),
     *("cancel", "retry", "erase", "claim", "start", "renew", "release", "settle", "work", "close"),
 }
 NEEDS_DATABASE = {"embedded", "dsn", "fence", "fences"}

@@ -279,7 +279,7 @@ def test_handler_silent_in_its_transaction_for_longer_than_its_lease_is_rolled_b
     helix, database, name
 ):
     """As one that is frozen: the rows and keys that it locked are free again."""
-    queue = Queue(name, lease=1, max_attempts=2, backoff=0.01)
+    queue = Queue(name, lease=1, max_attempts=2, backoff=0)
 
     @queue.handler
     def run(lease: Lease):

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from helixqueue.records.batch import ActionResult, BatchDetail, BatchRow, FailureCause
     from helixqueue.records.page import Page
 
-app = typer.Typer(
-    no_args_is_help=True, help="Batches: list, causes, show, export, retry, cancel, release, erase."
-)
+app = typer.Typer(no_args_is_help=True, help="Batches: list, show, retry, cancel, erase and more.")
 # Ids, short ids, keys or identities, which commands find; services and clients take ids.
 IN_QUEUE = {
     "queue": Annotated[

@@ -48,7 +48,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "work": ("helixqueue.cli.work", "Process batches with Python handlers or any program."),
     "batch": (
         "helixqueue.cli.batch",
-        "Batches: list, causes, show, export, retry, cancel, release, erase.",
+        "Batches: list, show, retry, cancel, erase and more.",
     ),
     "worker": ("helixqueue.cli.worker", "Workers: list, show."),
     "queue": ("helixqueue.cli.queue", "Queues: list, show, set, pause, resume, delete."),

@@ -36,9 +36,9 @@ def list_duties(operations: Operations) -> Steps[Page[DutyRow]]:
 def list_findings(
     operations: Operations, *, cleared: Cleared = False
 ) -> Steps[Page[ReconcileFinding]]:
-    """List what the duties reconcile and audit found: at most 1,000, open and newest first.
+    """List what reconciliation found, open and newest first.
 
-    `duplicate_assignment`, `audit_missing`, `lease_overdue` and `stalled_pending` each have a
+    At most 1,000. `duplicate_assignment`, `audit_missing`, `lease_overdue` and `stalled_pending` each have a
     runbook. A token does not see `detail`: it has internal numbers, which count the work of all
     tenants.
     """
