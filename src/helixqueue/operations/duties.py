@@ -38,9 +38,9 @@ def list_findings(
 ) -> Steps[Page[ReconcileFinding]]:
     """List what reconciliation found, open and newest first.
 
-    At most 1,000. `duplicate_assignment`, `audit_missing`, `lease_overdue` and `stalled_pending` each have a
-    runbook. A token does not see `detail`: it has internal numbers, which count the work of all
-    tenants.
+    At most 1,000. `duplicate_assignment`, `audit_missing`, `lease_overdue` and `stalled_pending`
+    each have a runbook. A token does not see `detail`: it has internal numbers, which count the
+    work of all tenants.
     """
     rows = yield from operations.ask(
         engine.metrics.list_findings(open_only=not cleared, limit=FINDINGS_MAX)
