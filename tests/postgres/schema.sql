@@ -4682,6 +4682,18 @@ $$;
 
 ALTER FUNCTION helix.is_program(p_tenant text, p_name text) OWNER TO helix_engine;
 
+-- Name: is_same_name(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.is_same_name(p_actor text, p_worker text) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+  select p_actor = n.name or right(p_actor, length(n.name) + 1) = '/' || n.name
+  from (select case when starts_with(p_worker, session_user || '/')
+                    then substr(p_worker, length(session_user) + 2) else p_worker end as name) n
+$$;
+
+ALTER FUNCTION helix.is_same_name(p_actor text, p_worker text) OWNER TO helix_engine;
+
 -- Name: is_service_for(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.is_service_for(p_tenant text) RETURNS boolean
@@ -4769,10 +4781,7 @@ ALTER FUNCTION helix.is_usual_step(p_from helix.state, p_to helix.state, p_versi
 CREATE FUNCTION helix.is_worker(p_actor text, p_worker text) RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
-  select p_actor = p_worker
-      or p_actor = n.name or right(p_actor, length(n.name) + 1) = '/' || n.name
-  from (select case when starts_with(p_worker, session_user || '/')
-                    then substr(p_worker, length(session_user) + 2) else p_worker end as name) n
+  select p_actor = p_worker or helix.is_same_name(p_actor, p_worker)
 $$;
 
 ALTER FUNCTION helix.is_worker(p_actor text, p_worker text) OWNER TO helix_engine;
@@ -15751,6 +15760,10 @@ REVOKE ALL ON FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp w
 -- Name: FUNCTION is_program(p_tenant text, p_name text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.is_program(p_tenant text, p_name text) FROM PUBLIC;
+
+-- Name: FUNCTION is_same_name(p_actor text, p_worker text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.is_same_name(p_actor text, p_worker text) FROM PUBLIC;
 
 -- Name: FUNCTION is_service_for(p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
 

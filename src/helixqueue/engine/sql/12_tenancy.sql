@@ -109,14 +109,20 @@ language sql stable as $$
                else session_user || '/' || p_actor end)::helix.short_text
 $$;
 
--- Whether the worker of a lease is the one that a call names. A handler may settle on a connection of another login
--- than the one that claimed; `actor_of` then puts another login before the same name.
-create function helix.is_worker(p_actor text, p_worker text) returns boolean
+-- Whether a call of another login than the one that claimed names the same worker: `actor_of` puts the login before
+-- the name.
+create function helix.is_same_name(p_actor text, p_worker text) returns boolean
 language sql stable as $$
-  select p_actor = p_worker
-      or p_actor = n.name or right(p_actor, length(n.name) + 1) = '/' || n.name
+  select p_actor = n.name or right(p_actor, length(n.name) + 1) = '/' || n.name
   from (select case when starts_with(p_worker, session_user || '/')
                     then substr(p_worker, length(session_user) + 2) else p_worker end as name) n
+$$;
+
+-- Whether the worker of a lease is the one that a call names. A handler may settle on a connection of another login.
+-- One expression, which the planner inlines: every row of a settlement is compared.
+create function helix.is_worker(p_actor text, p_worker text) returns boolean
+language sql stable as $$
+  select p_actor = p_worker or helix.is_same_name(p_actor, p_worker)
 $$;
 
 -- Whether the login may read payloads, results and failure details. Reads return null in place of details
