@@ -13,7 +13,7 @@ from helixqueue.cli import batch_ref, pages
 from helixqueue.cli.exits import Exit
 from helixqueue.engine import calls
 from helixqueue.errors import NoSuchBatch
-from helixqueue.operations.steps import run_steps
+from helixqueue.operations.instructions import run_instructions
 from tests.support.lab import completion
 
 NFC, NFD = "S\u00e4mple-1", "Sa\u0308mple-1"
@@ -190,7 +190,7 @@ def test_short_id_of_several_batches_is_refused(monkeypatch):
     monkeypatch.setattr(batch_ref, "list_batches", list_batches)
 
     def find():
-        return run_steps(batch_ref.find(None, "deadbeef", queue=None), lambda _: None)
+        return run_instructions(batch_ref.find(None, "deadbeef", queue=None), lambda _: None)
 
     with pytest.raises(NoSuchBatch, match="matches 2 batches"):
         find()

@@ -32,7 +32,7 @@ from helixqueue.errors import NoSuchQueue
 from helixqueue.fence.http.problem import PROBLEMS as FENCE_PROBLEMS
 from helixqueue.fence.http.problem import FenceProblem
 from helixqueue.fence.policy import Policy, Route
-from helixqueue.operations.steps import outage_pause, retried
+from helixqueue.operations.instructions import outage_pause, retried
 from helixqueue.service.problems import PROBLEMS, Problem, problem_of
 from helixqueue.service.tenant_cipher import TenantCipher
 from helixqueue.transport.http.problem import error_of

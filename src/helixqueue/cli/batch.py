@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from helixqueue.operations.batches import Operations
+    from helixqueue.operations.instructions import Instructions
     from helixqueue.operations.operation import Operation
-    from helixqueue.operations.steps import Steps
     from helixqueue.records.batch import ActionResult, BatchDetail, BatchRow, FailureCause
     from helixqueue.records.page import Page
 
@@ -114,7 +114,7 @@ def _show_named(
     queue: str | None = None,
     revision: str | None = None,
     payload: bool = False,
-) -> Steps[BatchDetail]:
+) -> Instructions[BatchDetail]:
     found = yield from batch_ref.find(operations, batch_id, queue=queue, revision=revision)
     return (yield from batch_reads.show_batch(operations, found, payload=payload))
 
@@ -125,7 +125,7 @@ def _show_named(
     batch_reads.show_batch,
     example="helixq batch show 6ead468e",
     every_tenant=True,
-    steps=_show_named,
+    instead=_show_named,
     more=IN_QUEUE | REVISION,
 )
 def _show(batch: BatchDetail) -> None:
@@ -135,17 +135,19 @@ def _show(batch: BatchDetail) -> None:
 _NOT_FILTERS = {"reason", "dry_run", "after"}
 
 
-def _named(action: Operation[..., Page[ActionResult]]) -> Callable[..., Steps[Page[ActionResult]]]:
+def _named(
+    action: Operation[..., Page[ActionResult]],
+) -> Callable[..., Instructions[Page[ActionResult]]]:
     """The action on batches by name, of which `queue` has the identities, or by filter."""
 
-    def steps(
+    def instead(
         operations: Operations,
         *,
         batch_ids: list[str] | None = None,
         queue: str | None = None,
         limit: int,
         **values: Any,  # noqa: ANN401
-    ) -> Steps[Page[ActionResult]]:
+    ) -> Instructions[Page[ActionResult]]:
         filters = values.keys() - _NOT_FILTERS
         if not batch_ids:
             if queue is None and not filters:
@@ -157,23 +159,25 @@ def _named(action: Operation[..., Page[ActionResult]]) -> Callable[..., Steps[Pa
         found = yield from batch_ref.find_all(operations, batch_ids, queue)
         return (yield from action(operations, found, **values))
 
-    return steps
+    return instead
 
 
-def _each_named(action: Operation[..., ActionResult]) -> Callable[..., Steps[Page[ActionResult]]]:
+def _each_named(
+    action: Operation[..., ActionResult],
+) -> Callable[..., Instructions[Page[ActionResult]]]:
     """The action on one batch after another, by name."""
 
-    def steps(
+    def instead(
         operations: Operations,
         batch_id: list[str],
         *,
         queue: str | None = None,
         **values: Any,  # noqa: ANN401
-    ) -> Steps[Page[ActionResult]]:
+    ) -> Instructions[Page[ActionResult]]:
         found = yield from batch_ref.find_all(operations, batch_id, queue)
         return (yield from batch_actions.each(operations, action, found, **values))
 
-    return steps
+    return instead
 
 
 def _code(page: Page[ActionResult]) -> Exit:
@@ -224,7 +228,7 @@ _REFS = {
     batch_actions.retry_batches,
     example='helixq batch retry --failure executor --reason "disk replaced"',
     every_tenant=True,
-    steps=_named(batch_actions.retry_batches),
+    instead=_named(batch_actions.retry_batches),
     more=OPTIONAL_REFS,
     refused=_code,
 )
@@ -238,7 +242,7 @@ def _retry(page: Page[ActionResult], *, dry_run: bool) -> None:
     batch_actions.cancel_batches,
     example='helixq batch cancel Sample-11 --reason "wrong flow cell"',
     every_tenant=True,
-    steps=_named(batch_actions.cancel_batches),
+    instead=_named(batch_actions.cancel_batches),
     more=OPTIONAL_REFS,
     refused=_code,
 )
@@ -252,7 +256,7 @@ def _cancel(page: Page[ActionResult], *, dry_run: bool) -> None:
     batch_actions.release_batch,
     example='helixq batch release Sample-11 --reason "the node is down"',
     every_tenant=True,
-    steps=_each_named(batch_actions.release_batch),
+    instead=_each_named(batch_actions.release_batch),
     more=_REFS | IN_QUEUE,
     refused=_code,
 )
@@ -266,7 +270,7 @@ def _release(page: Any) -> None:  # noqa: ANN401 - one answer per batch
     batch_actions.erase_batch,
     example='helixq batch erase Sample-07 --reason "consent withdrawn"',
     every_tenant=True,
-    steps=_each_named(batch_actions.erase_batch),
+    instead=_each_named(batch_actions.erase_batch),
     more=_REFS | IN_QUEUE,
     refused=_code,
 )

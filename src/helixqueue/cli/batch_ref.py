@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from helixqueue.operations.batches import Operations
-    from helixqueue.operations.steps import Steps
+    from helixqueue.operations.instructions import Instructions
     from helixqueue.records.batch import BatchRow
 
 _MATCHES_MAX: Final = 20
@@ -27,7 +27,7 @@ _SHORT_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]{0,27})?", re.IGNORECASE)
 
 def find(
     operations: Operations, ref: str, *, queue: str | None, revision: str | None = None
-) -> Steps[uuid.UUID]:
+) -> Instructions[uuid.UUID]:
     """The id of the batch that `ref` names; raises NoSuchBatch for none or several."""
     if ref.startswith("v1:"):
         return _id_of_key(ref)
@@ -49,7 +49,7 @@ def find(
 
 def find_all(
     operations: Operations, refs: Sequence[str], queue: str | None
-) -> Steps[list[uuid.UUID]]:
+) -> Instructions[list[uuid.UUID]]:
     """The ids of several batches; one that is named twice counts once."""
     found: list[uuid.UUID] = []
     for ref in refs:
@@ -69,7 +69,7 @@ def _id_of_key(ref: str) -> uuid.UUID:
 
 def _rows_of_identity(
     operations: Operations, ref: str, queue: str | None, revision: str | None
-) -> Steps[list[BatchRow]]:
+) -> Instructions[list[BatchRow]]:
     page = yield from list_batches(operations, identity=ref, queue=queue, limit=_MATCHES_MAX)
     if revision is None:
         return list(page.rows)
@@ -78,7 +78,7 @@ def _rows_of_identity(
 
 def _rows_of_short_id(
     operations: Operations, prefix: str, queue: str | None
-) -> Steps[list[BatchRow]]:
+) -> Instructions[list[BatchRow]]:
     found: list[BatchRow] = []
     searched, after = 0, None
     while searched < SHORT_ID_ROWS:

@@ -33,8 +33,8 @@ from helixqueue.records.parameter import ActionLimit, Cursor, Limit, Reason, kin
 
 if TYPE_CHECKING:
     from helixqueue.cli.exits import Exit
+    from helixqueue.operations.instructions import Instructions
     from helixqueue.operations.operation import Operation, Parameter
-    from helixqueue.operations.steps import Steps
 
 T = TypeVar("T")
 Show = Callable[Concatenate[T, ...], None]
@@ -58,7 +58,7 @@ def verb(
     example: str,
     every_tenant: bool = False,
     refused: Callable[[Any], Exit | bool] = lambda _: False,
-    steps: Callable[..., Steps[Any]] | None = None,
+    instead: Callable[..., Instructions[Any]] | None = None,
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[[Show[T]], Show[T]]:
     """Register a command; the function may also take parameters of the operation by keyword.
@@ -66,8 +66,8 @@ def verb(
     A parameter `ask` of the function is what runs further operations.
     every_tenant: without --tenant, read all tenants that the login may see.
     refused: whether the answer is no: exit code 1, or the one that it returns.
-    steps: what runs in place of the operation, such as a search for what a user names.
-    more: options of `steps` besides the parameters of the operation.
+    instead: what runs in place of the operation, such as a search for what a user names.
+    more: options of `instead` besides the parameters of the operation.
     """
 
     def decorate(show_answer: Show[T]) -> Show[T]:
@@ -84,7 +84,7 @@ def verb(
             named = {key: value for key, value in values.items() if value is not None}
             with connection.open_target() as target:
                 ask = operation.Runner(target, tenant, actor, every_tenant=every_tenant)
-                answer = _read(declared, named, ask, steps or declared)
+                answer = _read(declared, named, ask, instead or declared)
                 if as_json:
                     show.as_json(shapes.plain(answer))
                 else:
@@ -108,14 +108,14 @@ def _read(
     declared: Operation[..., T],
     values: dict[str, Any],
     ask: operation.Runner,
-    steps: Callable[..., Steps[Any]],
+    instead: Callable[..., Instructions[Any]],
 ) -> Any:  # noqa: ANN401
     """The answer; of a list, as many rows as --limit asks for."""
     if get_origin(declared.answer) is not Page or "limit" not in declared.parameters:
-        return ask(lambda operations: steps(operations, **values))
+        return ask(lambda operations: instead(operations, **values))
 
     def page(**cursor: Any) -> Any:  # noqa: ANN401
-        return ask(lambda operations: steps(operations, **values | cursor))
+        return ask(lambda operations: instead(operations, **values | cursor))
 
     rows, after = pages.gather(page, values.pop("limit", None), values.pop("after", None))
     return Page(tuple(rows), after)

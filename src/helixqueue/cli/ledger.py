@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from helixqueue.cli.connection import Target
-    from helixqueue.operations.steps import Steps
+    from helixqueue.operations.instructions import Instructions
     from helixqueue.records.ledger import Appended, EntityName, LedgerEvent, LedgerRow
     from helixqueue.records.page import Page
 
@@ -127,12 +127,12 @@ def _append(
         raise typer.Exit(Exit.NO)
 
 
-def _append_event(ledger: str, event: NewEvent, operations: Any) -> Steps[Appended]:  # noqa: ANN401
+def _append_event(ledger: str, event: NewEvent, operations: Any) -> Instructions[Appended]:  # noqa: ANN401
     declared = yield from ledgers.find(operations, ledger)
     return (yield from ledgers.append(operations, ledger, event, declared.machine))
 
 
-def _append_events(ledger: str, events: list[Any], operations: Any) -> Steps[list[Appended]]:  # noqa: ANN401
+def _append_events(ledger: str, events: list[Any], operations: Any) -> Instructions[list[Appended]]:  # noqa: ANN401
     declared = yield from ledgers.find(operations, ledger)
     return (yield from ledgers.append_many(operations, ledger, events, declared.machine))
 
@@ -188,7 +188,7 @@ def _show(
 def _read(
     target: Target, tenant: str | None, ledger: str, entity: EntityName
 ) -> tuple[Any, list[LedgerEvent]]:
-    def both(operations: Any) -> Steps[tuple[Any, list[LedgerEvent]]]:  # noqa: ANN401
+    def both(operations: Any) -> Instructions[tuple[Any, list[LedgerEvent]]]:  # noqa: ANN401
         yield from ledgers.find(operations, ledger)
         state = yield from ledgers.state(operations, ledger, entity)
         return state, (yield from ledgers.history(operations, ledger, entity))

@@ -1,4 +1,4 @@
-"""Runs an operation of several steps on the database or the service of a command."""
+"""Runs an operation on the database or the service of a command."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, TypeVar
 from helixqueue.cli import connection
 from helixqueue.errors import Refused
 from helixqueue.operations.batches import Operations
-from helixqueue.operations.steps import Execute, run_steps
+from helixqueue.operations.instructions import Execute, run_instructions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from helixqueue.cli.connection import Target
     from helixqueue.fence.signing import Signer
-    from helixqueue.operations.steps import Step, Steps
+    from helixqueue.operations.instructions import Instruction, Instructions
 
 T = TypeVar("T")
 
@@ -37,13 +37,13 @@ class Runner:
             target.call_set, tenant=name, actor=actor, retry_seconds=0, find_signer=_find_signer
         )
 
-    def __call__(self, operation: Callable[[Operations], Steps[T]]) -> T:
-        return run_steps(operation(self._operations), self._perform)
+    def __call__(self, operation: Callable[[Operations], Instructions[T]]) -> T:
+        return run_instructions(operation(self._operations), self._perform)
 
-    def _perform(self, step: Step) -> object:
-        if isinstance(step, Execute):
-            return self._run(step.call)
-        if step.seconds:
+    def _perform(self, instruction: Instruction) -> object:
+        if isinstance(instruction, Execute):
+            return self._run(instruction.call)
+        if instruction.seconds:
             raise Refused("the database is busy; run the command again")
         return None
 
@@ -52,7 +52,7 @@ def run(
     target: Target,
     tenant: str | None,
     actor: str | None,
-    operation: Callable[[Operations], Steps[T]],
+    operation: Callable[[Operations], Instructions[T]],
     *,
     every_tenant: bool = False,
 ) -> T:

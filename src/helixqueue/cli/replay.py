@@ -12,13 +12,13 @@ from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.ledger.replay import COUNTS, estimate, replay, sees_every_tenant
-from helixqueue.operations.steps import Sleep, retried, run_steps
+from helixqueue.operations.instructions import Sleep, retried, run_instructions
 from helixqueue.transport.http import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from helixqueue.operations.steps import Step
+    from helixqueue.operations.instructions import Instruction
 
 # How long to retry a request while the service runs another check or replay.
 RETRY_SECONDS = 60.0
@@ -83,15 +83,19 @@ def _run_replay(limit: int) -> dict[str, Any]:
 def _replay_over_http(
     target: connection.Target, limit: int, update: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    def perform(step: Step) -> Any:  # noqa: ANN401 - the result of any call
-        return time.sleep(step.seconds) if isinstance(step, Sleep) else target.run(step.call)
+    def perform(instruction: Instruction) -> Any:  # noqa: ANN401 - the result of any call
+        return (
+            time.sleep(instruction.seconds)
+            if isinstance(instruction, Sleep)
+            else target.run(instruction.call)
+        )
 
     counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
     violations: list[dict[str, Any]] = []
     after: str | None = None
     while True:
         call = checks.replay(after=after, limit=limit - len(violations))
-        page = run_steps(
+        page = run_instructions(
             retried(call, seconds=RETRY_SECONDS if after else FIRST_RETRY_SECONDS), perform
         )
         counts.update({name: page[name] for name in COUNTS})

@@ -10,7 +10,7 @@ from helixqueue.client.queue_methods_async import AsyncQueueMethods
 from helixqueue.operations import batch_actions, batch_reads, submit
 from helixqueue.operations import duties as duty_operations
 from helixqueue.operations import intakes as intake_operations
-from helixqueue.operations.steps import Steps, run_steps_async
+from helixqueue.operations.instructions import Instructions, run_instructions_async
 from helixqueue.records.submission import Submission
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ W = TypeVar("W")
 
 
 class AsyncClient(AsyncLetterMethods, AsyncQueueMethods, Generic[W]):
-    """Methods of every client: each builds the steps of an operation, and the backend runs them."""
+    """Methods of every client: each builds an operation, and the backend runs its instructions."""
 
     def __init__(self, backend: AsyncBackend) -> None:
         self._backend = backend
@@ -355,5 +355,5 @@ class AsyncClient(AsyncLetterMethods, AsyncQueueMethods, Generic[W]):
 
         return await run_worker.work(self, run_worker.handlers_of(self, queues), options)
 
-    async def _do(self, steps: Steps[T]) -> T:
-        return await run_steps_async(steps, self._backend.perform)
+    async def _do(self, instructions: Instructions[T]) -> T:
+        return await run_instructions_async(instructions, self._backend.perform)

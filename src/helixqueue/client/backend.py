@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from helixqueue.client.async_client import AsyncClient
     from helixqueue.client.sync_client import SyncClient
     from helixqueue.operations.batches import Operations
-    from helixqueue.operations.steps import Step
+    from helixqueue.operations.instructions import Instruction
     from helixqueue.queues import Queue
     from helixqueue.transport.protocol import Transport
     from helixqueue.worker.options import WorkerOptions
@@ -25,7 +25,7 @@ class _AnyBackend(Protocol):
 
 
 class SyncBackend(_AnyBackend, Protocol):
-    """Performs the steps of operations in the calling thread."""
+    """Performs the instructions of operations in the calling thread."""
 
     def open(self) -> None:
         """Start embedded servers, if any."""
@@ -39,8 +39,8 @@ class SyncBackend(_AnyBackend, Protocol):
     def run(self, call: Any) -> Any:
         """Run one call."""
 
-    def perform(self, step: Step) -> Any:
-        """Run the call of a step, or sleep."""
+    def perform(self, instruction: Instruction) -> Any:
+        """Run the call of an instruction, or sleep."""
 
     def declare(self, queue: Queue[Any, Any] | str) -> None:
         """Create or change the stored queue as declared."""
@@ -50,7 +50,7 @@ class SyncBackend(_AnyBackend, Protocol):
 
 
 class AsyncBackend(_AnyBackend, Protocol):
-    """Performs the steps of operations in an event loop."""
+    """Performs the instructions of operations in an event loop."""
 
     async def open(self) -> None:
         """Start embedded servers, if any."""
@@ -64,8 +64,8 @@ class AsyncBackend(_AnyBackend, Protocol):
     async def run(self, call: Any) -> Any:
         """Run one call."""
 
-    async def perform(self, step: Step) -> Any:
-        """Run the call of a step, or sleep."""
+    async def perform(self, instruction: Instruction) -> Any:
+        """Run the call of an instruction, or sleep."""
 
     async def declare(self, queue: Queue[Any, Any] | str) -> None:
         """Create or change the stored queue as declared."""

@@ -11,13 +11,13 @@ from helixqueue.client.settings import ResolvedHttpSettings
 from helixqueue.errors import Refused
 from helixqueue.operations.batches import Operations
 from helixqueue.operations.call_set import CallSet
-from helixqueue.operations.steps import (
+from helixqueue.operations.instructions import (
     Execute,
+    Instruction,
     Sleep,
-    Step,
     outage_pause,
-    run_steps,
-    run_steps_async,
+    run_instructions,
+    run_instructions_async,
 )
 from helixqueue.transport.http import calls, ledgers
 from helixqueue.transport.http.connection import (
@@ -91,15 +91,15 @@ class HttpBackend(_HttpBase):
     def run(self, call: HttpCall[T]) -> T:
         return self._connection.run(call)
 
-    def perform(self, step: Step) -> Any:
-        if isinstance(step, Sleep):
-            time.sleep(step.seconds)
+    def perform(self, instruction: Instruction) -> Any:
+        if isinstance(instruction, Sleep):
+            time.sleep(instruction.seconds)
             return None
-        _refuse_within(step)
-        return self._connection.run(step.call)
+        _refuse_within(instruction)
+        return self._connection.run(instruction.call)
 
     def declare(self, queue: Queue[Any, Any] | str) -> None:
-        run_steps(self.operations.known(queue), self.perform)
+        run_instructions(self.operations.known(queue), self.perform)
 
     def async_client(self) -> AsyncHelixClient:
         from helixqueue.client.http_async import AsyncHelixClient  # noqa: PLC0415 - loaded when used
@@ -125,15 +125,15 @@ class AsyncHttpBackend(_HttpBase):
     async def run(self, call: HttpCall[T]) -> T:
         return await self._connection.run(call)
 
-    async def perform(self, step: Step) -> Any:
-        if isinstance(step, Sleep):
-            await asyncio.sleep(step.seconds)
+    async def perform(self, instruction: Instruction) -> Any:
+        if isinstance(instruction, Sleep):
+            await asyncio.sleep(instruction.seconds)
             return None
-        _refuse_within(step)
-        return await self._connection.run(step.call)
+        _refuse_within(instruction)
+        return await self._connection.run(instruction.call)
 
     async def declare(self, queue: Queue[Any, Any] | str) -> None:
-        await run_steps_async(self.operations.known(queue), self.perform)
+        await run_instructions_async(self.operations.known(queue), self.perform)
 
     def sync_client(self) -> HelixClient:
         from helixqueue.client.http import HelixClient  # noqa: PLC0415 - loaded when used
@@ -141,10 +141,10 @@ class AsyncHttpBackend(_HttpBase):
         return HelixClient(*self._origin, **self._settings)
 
 
-def _refuse_within(step: Execute) -> None:
+def _refuse_within(instruction: Execute) -> None:
     """A request cannot join a transaction of the caller."""
-    if step.within is not None:
+    if instruction.within is not None:
         raise Refused(
-            f"within: expected none, got {type(step.within).__name__}; a service cannot join your "
-            "transaction, use HelixQueue with the DSN of the database"
+            f"within: expected none, got {type(instruction.within).__name__}; a service cannot "
+            "join your transaction, use HelixQueue with the DSN of the database"
         )

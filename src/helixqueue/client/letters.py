@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from helixqueue.operations.batches import Operations
-    from helixqueue.operations.steps import Steps
+    from helixqueue.operations.instructions import Instructions
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class LetterMethods:
 
     if TYPE_CHECKING:
 
-        def _do(self, steps: Steps[T]) -> T: ...
+        def _do(self, steps: Instructions[T]) -> T: ...
 
     letters = rows(operations.list_letters)
     letter = method(operations.show_letter)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from helixqueue.operations.batches import Operations
-    from helixqueue.operations.steps import Steps
+    from helixqueue.operations.instructions import Instructions
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ class AsyncLetterMethods:
 
     if TYPE_CHECKING:
 
-        async def _do(self, steps: Steps[T]) -> T: ...
+        async def _do(self, steps: Instructions[T]) -> T: ...
 
     letters = async_rows(operations.list_letters)
     letter = async_method(operations.show_letter)

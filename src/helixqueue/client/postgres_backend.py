@@ -11,7 +11,12 @@ from helixqueue.client.settings import ResolvedSettings
 from helixqueue.engine.call_set import POSTGRES_CALLS
 from helixqueue.errors import Refused
 from helixqueue.operations.batches import Operations
-from helixqueue.operations.steps import Sleep, Step, run_steps, run_steps_async
+from helixqueue.operations.instructions import (
+    Instruction,
+    Sleep,
+    run_instructions,
+    run_instructions_async,
+)
 from helixqueue.postgres.caller_transaction import run_within, run_within_async
 from helixqueue.postgres.database import AsyncDatabase, Database
 from helixqueue.postgres.pool import AsyncPool, Pool
@@ -114,20 +119,20 @@ class PostgresBackend(_PostgresBase):
         with self.pool.database() as database:
             return database.run(call)
 
-    def perform(self, step: Step) -> Any:
-        if isinstance(step, Sleep):
-            time.sleep(step.seconds)
+    def perform(self, instruction: Instruction) -> Any:
+        if isinstance(instruction, Sleep):
+            time.sleep(instruction.seconds)
             return None
-        if step.within is not None:
-            return run_within(step.within, step.call)
+        if instruction.within is not None:
+            return run_within(instruction.within, instruction.call)
         with self.pool.database() as database:
-            if step.call.is_chunk:
+            if instruction.call.is_chunk:
                 with limited_transaction(database):
-                    return database.run(step.call)
-            return database.run(step.call)
+                    return database.run(instruction.call)
+            return database.run(instruction.call)
 
     def declare(self, queue: Queue[Any, Any] | str) -> None:
-        run_steps(self.operations.known(queue), self.perform)
+        run_instructions(self.operations.known(queue), self.perform)
 
     def async_client(self) -> AsyncHelixQueue:
         from helixqueue.client.asynchronous import AsyncHelixQueue  # noqa: PLC0415 - loaded when used
@@ -166,20 +171,20 @@ class AsyncPostgresBackend(_PostgresBase):
         async with self.pool.database() as database:
             return await database.run(call)
 
-    async def perform(self, step: Step) -> Any:
-        if isinstance(step, Sleep):
-            await asyncio.sleep(step.seconds)
+    async def perform(self, instruction: Instruction) -> Any:
+        if isinstance(instruction, Sleep):
+            await asyncio.sleep(instruction.seconds)
             return None
-        if step.within is not None:
-            return await run_within_async(step.within, step.call)
+        if instruction.within is not None:
+            return await run_within_async(instruction.within, instruction.call)
         async with self.pool.database() as database:
-            if step.call.is_chunk:
+            if instruction.call.is_chunk:
                 async with limited_transaction_async(database):
-                    return await database.run(step.call)
-            return await database.run(step.call)
+                    return await database.run(instruction.call)
+            return await database.run(instruction.call)
 
     async def declare(self, queue: Queue[Any, Any] | str) -> None:
-        await run_steps_async(self.operations.known(queue), self.perform)
+        await run_instructions_async(self.operations.known(queue), self.perform)
 
     def sync_client(self) -> HelixQueue:
         from helixqueue.client.sync import HelixQueue  # noqa: PLC0415 - loaded when used

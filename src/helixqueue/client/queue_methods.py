@@ -10,7 +10,7 @@ from helixqueue.operations import identities, queues
 if TYPE_CHECKING:
     from helixqueue.identity.twins import TwinGroup
     from helixqueue.operations.batches import Operations
-    from helixqueue.operations.steps import Steps
+    from helixqueue.operations.instructions import Instructions
     from helixqueue.queues import Queue
     from helixqueue.records.identity import RefusedIdentityRow
 
@@ -24,7 +24,7 @@ class QueueMethods:
 
     if TYPE_CHECKING:
 
-        def _do(self, steps: Steps[T]) -> T: ...
+        def _do(self, steps: Instructions[T]) -> T: ...
 
     def refused(
         self, queue: Queue[Any, Any] | str, *, limit: int = 1_000

@@ -9,7 +9,7 @@ from helixqueue.operations import identities, queues
 if TYPE_CHECKING:
     from helixqueue.identity.twins import TwinGroup
     from helixqueue.operations.batches import Operations
-    from helixqueue.operations.steps import Steps
+    from helixqueue.operations.instructions import Instructions
     from helixqueue.queues import Queue
     from helixqueue.records.identity import RefusedIdentityRow
 
@@ -23,7 +23,7 @@ class AsyncQueueMethods:
 
     if TYPE_CHECKING:
 
-        async def _do(self, steps: Steps[T]) -> T: ...
+        async def _do(self, steps: Instructions[T]) -> T: ...
 
     async def refused(
         self, queue: Queue[Any, Any] | str, *, limit: int = 1_000

@@ -11,7 +11,7 @@ from helixqueue.client.queue_methods import QueueMethods
 from helixqueue.operations import batch_actions, batch_reads, submit
 from helixqueue.operations import duties as duty_operations
 from helixqueue.operations import intakes as intake_operations
-from helixqueue.operations.steps import Steps, run_steps
+from helixqueue.operations.instructions import Instructions, run_instructions
 from helixqueue.records.submission import Submission
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ W = TypeVar("W")
 
 
 class SyncClient(LetterMethods, QueueMethods, Generic[W]):
-    """Methods of every client: each builds the steps of an operation, and the backend runs them."""
+    """Methods of every client: each builds an operation, and the backend runs its instructions."""
 
     def __init__(self, backend: SyncBackend) -> None:
         self._backend = backend
@@ -350,5 +350,5 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
 
         return run_worker.work(self, run_worker.handlers_of(self, queues), options)
 
-    def _do(self, steps: Steps[T]) -> T:
-        return run_steps(steps, self._backend.perform)
+    def _do(self, instructions: Instructions[T]) -> T:
+        return run_instructions(instructions, self._backend.perform)

@@ -1,9 +1,9 @@
 """Fences: exactly-once effect for any function and any HTTP endpoint.
 
 `fence` is what `helix.fence(...)` returns, `guarded_call` one call from claim to seal, `protocol`
-the steps of claim, seal and doubt without I/O, `runner` performs them, `heartbeat` renews leases,
-`encoding` turns keys, arguments and results into text and bytes. `receipt` proves an effect,
-`policy` and `policy_file` are idempotency.yml, `http` is the ASGI middleware.
+the instructions of claim, seal and doubt without I/O, `runner` performs them, `heartbeat` renews
+leases, `encoding` turns keys, arguments and results into text and bytes. `receipt` proves an
+effect, `policy` and `policy_file` are idempotency.yml, `http` is the ASGI middleware.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from helixqueue.fence.base_fence import BaseFence, FenceOptions, Outcome, defaul
 from helixqueue.fence.heartbeat import FenceHeartbeat
 from helixqueue.fence.metrics import Counters, prometheus_text
 from helixqueue.fence.runner import Run, StepRunner
-from helixqueue.operations.steps import run_steps
+from helixqueue.operations.instructions import run_instructions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +90,7 @@ class Fence(BaseFence):
             call = self._call(signature, args, kwargs)
             within, probe = self._within(args, kwargs), self._probe(args, kwargs)
             runner = StepRunner(self._client.run, call.read_probe, within, probe)
-            held = run_steps(call.enter(), runner)
+            held = run_instructions(call.enter(), runner)
             try:
                 if held.first:
                     held.seal(function(*args, **kwargs))
@@ -114,7 +114,7 @@ class Fence(BaseFence):
         runner = StepRunner(
             self._client.run, call.read_probe, options.get("within"), options.get("probe")
         )
-        held = run_steps(call.enter(), runner)
+        held = run_instructions(call.enter(), runner)
         self._entered = call, runner
         return held
 

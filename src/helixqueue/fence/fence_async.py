@@ -20,7 +20,7 @@ from helixqueue.fence.base_fence import BaseFence, FenceOptions, Outcome, defaul
 from helixqueue.fence.heartbeat import AsyncFenceHeartbeat
 from helixqueue.fence.metrics import Counters, prometheus_text
 from helixqueue.fence.runner import AsyncRun, AsyncStepRunner
-from helixqueue.operations.steps import run_steps_async
+from helixqueue.operations.instructions import run_instructions_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -91,7 +91,7 @@ class AsyncFence(BaseFence):
             call = self._call(signature, args, kwargs)
             within, probe = self._within(args, kwargs), self._probe(args, kwargs)
             runner = AsyncStepRunner(self._client.run, call.read_probe, within, probe)
-            held = await run_steps_async(call.enter(), runner)
+            held = await run_instructions_async(call.enter(), runner)
             try:
                 if held.first:
                     held.seal(await function(*args, **kwargs))
@@ -115,7 +115,7 @@ class AsyncFence(BaseFence):
         runner = AsyncStepRunner(
             self._client.run, call.read_probe, options.get("within"), options.get("probe")
         )
-        held = await run_steps_async(call.enter(), runner)
+        held = await run_instructions_async(call.enter(), runner)
         self._entered = call, runner
         return held
 

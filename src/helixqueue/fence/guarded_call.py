@@ -1,4 +1,4 @@
-"""One fenced call from claim to seal, as steps: what `with helix.fence(...)` does."""
+"""One fenced call from claim to seal, as instructions: what `with helix.fence(...)` does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from helixqueue.fence.encoding import Codec
     from helixqueue.fence.heartbeat import AsyncFenceHeartbeat, FenceHeartbeat, TrackedLease
     from helixqueue.fence.metrics import Counters
-    from helixqueue.fence.protocol import FenceClaim, FenceSpec, ProbeFinding, Steps
+    from helixqueue.fence.protocol import FenceClaim, FenceSpec, Instructions, ProbeFinding
 
 _current: ContextVar[HeldFence | None] = ContextVar("helix_fence", default=None)
 
@@ -117,7 +117,7 @@ class GuardedCall:
             self._spec.name,
         )
 
-    def enter(self) -> Steps[HeldFence]:
+    def enter(self) -> Instructions[HeldFence]:
         try:
             self._claim = yield from protocol.claim(
                 self._spec, self._identity, self._request, has_probe=self._has_probe
@@ -140,11 +140,11 @@ class GuardedCall:
         return held
 
     def reset_context(self) -> None:
-        """Not a step: a context variable is reset by the task that set it."""
+        """Not an instruction: a context variable is reset by the task that set it."""
         if self._token is not None:
             _current.reset(self._token)
 
-    def leave(self, error: BaseException | None) -> Steps[None]:
+    def leave(self, error: BaseException | None) -> Instructions[None]:
         if self._claim.lease is None:
             return
         try:
@@ -156,7 +156,7 @@ class GuardedCall:
             if self._held.tracked is not None:
                 self._heartbeat.untrack(self._held.tracked)
 
-    def _seal(self, lease: FenceLease) -> Steps[None]:
+    def _seal(self, lease: FenceLease) -> Instructions[None]:
         if not self._spec.alone:
             yield Savepoint("keep")
         result = self._held._encoded()  # noqa: SLF001 - the two sides of one fence
@@ -168,7 +168,7 @@ class GuardedCall:
         self._held._sealed(reply)  # noqa: SLF001
         self._log.record("new", effect_id=reply.effect)
 
-    def _give_up(self, lease: FenceLease, error: BaseException) -> Steps[None]:
+    def _give_up(self, lease: FenceLease, error: BaseException) -> Instructions[None]:
         detail = encoding.error_text(error)
         try:
             if not self._spec.alone:

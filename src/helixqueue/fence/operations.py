@@ -19,8 +19,8 @@ from helixqueue.fence.receipt import receipt_of
 from helixqueue.fence.rehearsal import MEANS as PREDICTIONS
 from helixqueue.fence.rehearsal import WORDS, call_of
 from helixqueue.identity import canonical_text, key_bytes, key_text
+from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
-from helixqueue.operations.steps import Steps
 from helixqueue.records.fence import (
     MEANS,
     FenceCall,
@@ -91,7 +91,7 @@ def list_fences(
     name: Name | None = None,
     after: Cursor | None = None,
     limit: Limit = 50,
-) -> Steps[Page[FenceRow]]:
+) -> Instructions[Page[FenceRow]]:
     """List fences, newest first.
 
     `IN_DOUBT` selects the fences that need a decision. A page reads a limited number of fences: it
@@ -109,7 +109,7 @@ def list_fences(
 
 
 @operation("GET /v1/fences/{fence}", scope="read", raises=[NoSuchFence], redact=without_answer)
-def show_fence(operations: Operations, fence: FenceKey) -> Steps[FenceDetail]:
+def show_fence(operations: Operations, fence: FenceKey) -> Instructions[FenceDetail]:
     """Show a fence with its history and its receipt.
 
     `means` says what a repeat of the call gets. The receipt is signed if there is a key; it needs
@@ -142,7 +142,7 @@ def resolve_fence(
     result: Result = ABSENT,
     http_status: HttpStatus | None = None,
     correct: Correct = False,
-) -> Steps[FenceDetail]:
+) -> Instructions[FenceDetail]:
     """Resolve a fence in doubt.
 
     First find out in the other system whether the effect happened. With `applied` the fence is
@@ -188,7 +188,7 @@ def resolve_fences(
     dry_run: DryRun = False,
     after: Cursor | None = None,
     limit: Limit = 50,
-) -> Steps[Page[ResolvedFence]]:
+) -> Instructions[Page[ResolvedFence]]:
     """Resolve the fences that match.
 
     As `resolve_fence`, one by one, newest first: each is decided in the version that the filters
@@ -230,7 +230,7 @@ def _decider(operations: Operations) -> str | bytes:
 
 
 @operation("POST /v1/rehearse", scope="payloads", computes=True)
-def rehearse(operations: Operations, *, calls: Calls) -> Steps[Page[PredictedCall]]:
+def rehearse(operations: Operations, *, calls: Calls) -> Instructions[Page[PredictedCall]]:
     """Predict the decisions on fenced calls without running them.
 
     Each call is evaluated separately, in the order of the list. Nothing is claimed. Needs the scope
@@ -247,7 +247,7 @@ def rehearse(operations: Operations, *, calls: Calls) -> Steps[Page[PredictedCal
     )
 
 
-def _find(operations: Operations, fence: str) -> Steps[FenceRow]:
+def _find(operations: Operations, fence: str) -> Instructions[FenceRow]:
     try:
         row = yield from operations.ask(fences.find_fence(key_bytes(fence)))
     except ValueError:

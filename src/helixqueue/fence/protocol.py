@@ -1,8 +1,8 @@
-"""The steps of a fenced call, without I/O.
+"""The instructions of a fenced call, without I/O.
 
-Each function yields the steps of `operations/steps.py`, and three more: `RunProbe` calls the
-caller's probe, `CompareRequests` finds how two requests differ, `Savepoint` surrounds a local
-effect. `runner.py` performs them in a thread or an event loop.
+Each function yields the instructions of `operations/instructions.py`, and three more: `RunProbe`
+calls the caller's probe, `CompareRequests` finds how two requests differ, `Savepoint` surrounds a
+local effect. `runner.py` performs them in a thread or an event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helixqueue.engine.fences import FenceDecision, FenceLease, FenceResult, Fin
 from helixqueue.errors import Conflict, HelixError, InDoubt, InProgress, LeaseLost
 from helixqueue.failpoints import failpoint
 from helixqueue.identity import diff, key_text, loads
-from helixqueue.operations.steps import Execute, Sleep, retried
+from helixqueue.operations.instructions import Execute, Sleep, retried
 from helixqueue.records.lease import Token
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class Savepoint:
     action: Literal["open", "keep", "undo"]
 
 
-Step = Execute | Sleep | RunProbe | CompareRequests | Savepoint
-Steps = Generator[Step, Any, T]
+Instruction = Execute | Sleep | RunProbe | CompareRequests | Savepoint
+Instructions = Generator[Instruction, Any, T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class FenceClaim:
 
 def claim(
     spec: FenceSpec, identity: str | None, request: str, *, has_probe: bool = False
-) -> Steps[FenceClaim]:
+) -> Instructions[FenceClaim]:
     """Find out whether this call executes; raises `Conflict`, `InProgress` or `InDoubt`."""
     nonce = secrets.randbits(63)
     waited, poll = 0.0, FIRST_POLL_SECONDS
@@ -126,7 +126,7 @@ def claim(
 
 def _claim_once(
     spec: FenceSpec, identity: str | None, request: str, nonce: int
-) -> Steps[FenceDecision]:
+) -> Instructions[FenceDecision]:
     call = fences.claim(
         tenant=spec.tenant,
         name=spec.name,
@@ -146,7 +146,7 @@ def _claim_once(
 
 def _wait(
     spec: FenceSpec, reply: FenceDecision, waited: float, poll: float
-) -> Steps[tuple[float, float]]:
+) -> Instructions[tuple[float, float]]:
     """Poll until the fence has no live holder, without a connection in between.
 
     Returns the seconds waited and the next polling interval, which grows.
@@ -164,7 +164,7 @@ def _wait(
     return waited, poll
 
 
-def _probe(spec: FenceSpec, doubt: FenceDecision, nonce: int) -> Steps[FenceDecision]:
+def _probe(spec: FenceSpec, doubt: FenceDecision, nonce: int) -> Instructions[FenceDecision]:
     found: ProbeFinding = yield RunProbe()
     call = fences.probe(
         doubt, found.finding, spec.times, actor=spec.actor, nonce=nonce, result=found.result
@@ -178,7 +178,7 @@ def _lease(reply: FenceDecision, nonce: int) -> FenceLease:
     return FenceLease(reply.key, Token(reply.epoch, nonce, reply.number))
 
 
-def seal(spec: FenceSpec, lease: FenceLease, result: FenceResult) -> Steps[FenceDecision]:
+def seal(spec: FenceSpec, lease: FenceLease, result: FenceResult) -> Instructions[FenceDecision]:
     """Keep the result; raises `LeaseLost` when the fence was decided otherwise meanwhile."""
     call = fences.seal(lease, result, spec.times, actor=spec.actor)
     failpoint("fence.seal.before")
@@ -202,7 +202,7 @@ def seal(spec: FenceSpec, lease: FenceLease, result: FenceResult) -> Steps[Fence
     return reply
 
 
-def start(spec: FenceSpec, lease: FenceLease) -> Steps[FenceDecision]:
+def start(spec: FenceSpec, lease: FenceLease) -> Instructions[FenceDecision]:
     """Report that the effect starts; raises `LeaseLost` when another call took the fence over."""
     failpoint("fence.start.before")
     reply = yield from _execute(spec, fences.start(lease, actor=spec.actor), CLAIM_SECONDS)
@@ -216,7 +216,7 @@ def start(spec: FenceSpec, lease: FenceLease) -> Steps[FenceDecision]:
     return reply
 
 
-def release(spec: FenceSpec, lease: FenceLease, detail: str) -> Steps[FenceDecision]:
+def release(spec: FenceSpec, lease: FenceLease, detail: str) -> Instructions[FenceDecision]:
     """Report that nothing happened: the next call executes."""
     call = fences.release(lease, spec.times, actor=spec.actor, detail=detail)
     failpoint("fence.release.before")
@@ -225,7 +225,7 @@ def release(spec: FenceSpec, lease: FenceLease, detail: str) -> Steps[FenceDecis
     return reply
 
 
-def doubt(spec: FenceSpec, lease: FenceLease, detail: str) -> Steps[FenceDecision]:
+def doubt(spec: FenceSpec, lease: FenceLease, detail: str) -> Instructions[FenceDecision]:
     """Report that the effect may have happened."""
     call = fences.doubt(lease, actor=spec.actor, detail=detail)
     failpoint("fence.doubt.before")
@@ -234,7 +234,7 @@ def doubt(spec: FenceSpec, lease: FenceLease, detail: str) -> Steps[FenceDecisio
     return reply
 
 
-def _execute(spec: FenceSpec, call: Call[T], seconds: float) -> Steps[T]:
+def _execute(spec: FenceSpec, call: Call[T], seconds: float) -> Instructions[T]:
     """Retry a call whose reply was lost; every call here gets the same reply again.
 
     Not inside a caller's transaction: that has failed, and the caller starts it again.

@@ -1,4 +1,4 @@
-"""Performs the steps of a fenced call, in a thread or in an event loop."""
+"""Performs the instructions of a fenced call, in a thread or in an event loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from helixqueue.fence.protocol import CompareRequests, RunProbe, Savepoint, Step
-from helixqueue.operations.steps import Execute, Sleep, run_steps, run_steps_async
+from helixqueue.fence.protocol import CompareRequests, Instruction, RunProbe, Savepoint
+from helixqueue.operations.instructions import (
+    Execute,
+    Sleep,
+    run_instructions,
+    run_instructions_async,
+)
 from helixqueue.postgres.caller_transaction import run_within, run_within_async, translating
 
 if TYPE_CHECKING:
@@ -37,7 +42,7 @@ class AsyncRun(Protocol):
 
 
 class StepRunner:
-    """Performs the steps of one call on a client, or on the caller's connection.
+    """Performs the instructions of one call on a client, or on the caller's connection.
 
     `read_probe` turns what the probe returned, or the exception it raised, into a finding.
     """
@@ -55,20 +60,20 @@ class StepRunner:
         self._probe = probe
         self._savepoint: AbstractContextManager[Any] | None = None
 
-    def __call__(self, step: Step) -> Any:  # noqa: ANN401 - each step has its own reply
-        if isinstance(step, Execute):
-            return self._run(step.call)
-        if isinstance(step, Sleep):
-            time.sleep(step.seconds)
+    def __call__(self, instruction: Instruction) -> Any:  # noqa: ANN401 - each instruction has its own reply
+        if isinstance(instruction, Execute):
+            return self._run(instruction.call)
+        if isinstance(instruction, Sleep):
+            time.sleep(instruction.seconds)
             return None
-        if isinstance(step, RunProbe):
+        if isinstance(instruction, RunProbe):
             return self._read_probe(self._run_probe())
-        if isinstance(step, CompareRequests):
-            return step.changes()
-        return self._perform_savepoint(step)
+        if isinstance(instruction, CompareRequests):
+            return instruction.changes()
+        return self._perform_savepoint(instruction)
 
-    def finish(self, steps: Generator[Step, Any, T]) -> T:
-        return run_steps(steps, self)
+    def finish(self, instructions: Generator[Instruction, Any, T]) -> T:
+        return run_instructions(instructions, self)
 
     def _run_probe(self) -> object:
         try:
@@ -76,14 +81,14 @@ class StepRunner:
         except Exception as error:  # noqa: BLE001 - a failed probe has found nothing
             return error
 
-    def _perform_savepoint(self, step: Savepoint) -> bool:
-        if step.action == "open":
+    def _perform_savepoint(self, instruction: Savepoint) -> bool:
+        if instruction.action == "open":
             with translating():
                 self._savepoint = _open_savepoint(self._within)
                 self._savepoint.__enter__()
             return True
         assert self._savepoint is not None  # noqa: S101 - opened before
-        if step.action == "keep":
+        if instruction.action == "keep":
             with translating():
                 self._savepoint.__exit__(None, None, None)
             return True
@@ -113,22 +118,22 @@ class AsyncStepRunner:
         self._probe = probe
         self._savepoint: AbstractAsyncContextManager[Any] | None = None
 
-    async def __call__(self, step: Step) -> Any:  # noqa: ANN401 - each step has its own reply
-        if isinstance(step, Execute):
-            return await self._run(step.call)
-        if isinstance(step, Sleep):
-            return await asyncio.sleep(step.seconds)
-        if isinstance(step, RunProbe):
+    async def __call__(self, instruction: Instruction) -> Any:  # noqa: ANN401 - each instruction has its own reply
+        if isinstance(instruction, Execute):
+            return await self._run(instruction.call)
+        if isinstance(instruction, Sleep):
+            return await asyncio.sleep(instruction.seconds)
+        if isinstance(instruction, RunProbe):
             return self._read_probe(await self._run_probe())
-        if isinstance(step, CompareRequests):
-            if len(step.first or "") + len(step.received) <= MAX_LOOP_CHARS:
-                return step.changes()
-            return await asyncio.to_thread(step.changes)
-        return await self._perform_savepoint(step)
+        if isinstance(instruction, CompareRequests):
+            if len(instruction.first or "") + len(instruction.received) <= MAX_LOOP_CHARS:
+                return instruction.changes()
+            return await asyncio.to_thread(instruction.changes)
+        return await self._perform_savepoint(instruction)
 
-    async def finish(self, steps: Generator[Step, Any, T]) -> T:
-        """Run the steps to their end, also while being cancelled."""
-        return await shielded(run_steps_async(steps, self))
+    async def finish(self, instructions: Generator[Instruction, Any, T]) -> T:
+        """Run the instructions to their end, also while being cancelled."""
+        return await shielded(run_instructions_async(instructions, self))
 
     async def _run_probe(self) -> object:
         try:
@@ -137,14 +142,14 @@ class AsyncStepRunner:
         except Exception as error:  # noqa: BLE001 - a failed probe has found nothing
             return error
 
-    async def _perform_savepoint(self, step: Savepoint) -> bool:
-        if step.action == "open":
+    async def _perform_savepoint(self, instruction: Savepoint) -> bool:
+        if instruction.action == "open":
             with translating():
                 self._savepoint = _open_savepoint(self._within)
                 await self._savepoint.__aenter__()
             return True
         assert self._savepoint is not None  # noqa: S101 - opened before
-        if step.action == "keep":
+        if instruction.action == "keep":
             with translating():
                 await self._savepoint.__aexit__(None, None, None)
             return True

@@ -15,6 +15,7 @@ from helixqueue.failpoints import failpoint
 from helixqueue.identity import key_bytes
 from helixqueue.intake.settings import EVERY_QUEUE
 from helixqueue.operations.batches import Operations
+from helixqueue.operations.instructions import Execute, run_instructions
 from helixqueue.operations.message import (
     Poison,
     encode_fields,
@@ -25,7 +26,6 @@ from helixqueue.operations.message import (
     vanished_letter,
 )
 from helixqueue.operations.prepare import prepare
-from helixqueue.operations.steps import Execute, run_steps
 from helixqueue.postgres.database import Database
 from helixqueue.postgres.transaction_bounds import limited_transaction
 from helixqueue.records.submission import Source, SubmissionRow
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from helixqueue.intake.figures import IntakeCounters, StreamSnapshot
     from helixqueue.intake.settings import IntakeSettings
     from helixqueue.intake.stream import Entry
+    from helixqueue.operations.instructions import Instruction
     from helixqueue.operations.prepare import KnownQueue
-    from helixqueue.operations.steps import Step
     from helixqueue.postgres.call import Call
     from helixqueue.records.letter import NewLetter
 
@@ -176,14 +176,18 @@ class ChunkWriter:
 
     def _known(self, name: str) -> KnownQueue | None:
         try:
-            return run_steps(self._operations.known(name), self._perform)
+            return run_instructions(self._operations.known(name), self._perform)
         except NotPermitted:
             raise
         except Refused:
             return None
 
-    def _perform(self, step: Step) -> Any:  # noqa: ANN401 - the result of any call
-        return self.run(step.call) if isinstance(step, Execute) else time.sleep(step.seconds)
+    def _perform(self, instruction: Instruction) -> Any:  # noqa: ANN401 - the result of any call
+        return (
+            self.run(instruction.call)
+            if isinstance(instruction, Execute)
+            else time.sleep(instruction.seconds)
+        )
 
     def _submit(self, database: Database, queue: str, chunk: _SortedChunk) -> list[str]:
         rows = chunk.rows[queue]

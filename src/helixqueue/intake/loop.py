@@ -90,7 +90,7 @@ class Intake:
         self._step()
         self._acknowledge()
 
-    # Steps.
+    # Instructions.
 
     def _start(self) -> None:
         self._writer.check_schema()

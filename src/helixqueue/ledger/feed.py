@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from helixqueue.operations.batches import Operations
-    from helixqueue.operations.steps import Steps
+    from helixqueue.operations.instructions import Instructions
     from helixqueue.postgres.database import Database
     from helixqueue.records.ledger import FeedEvent
 
@@ -49,7 +49,7 @@ class Feed(RemoteFeed):
 
     def __init__(
         self,
-        run: Callable[[Steps[Any]], Any],
+        run: Callable[[Instructions[Any]], Any],
         operations: Operations,
         name: str,
         connection: Callable[[], AbstractContextManager[Database]],

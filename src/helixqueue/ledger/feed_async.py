@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from helixqueue.operations.batches import Operations
-    from helixqueue.operations.steps import Steps
+    from helixqueue.operations.instructions import Instructions
     from helixqueue.postgres.database import AsyncDatabase
     from helixqueue.records.ledger import FeedEvent
 
@@ -48,7 +48,7 @@ class AsyncFeed(AsyncRemoteFeed):
 
     def __init__(
         self,
-        run: Callable[[Steps[Any]], Awaitable[Any]],
+        run: Callable[[Instructions[Any]], Awaitable[Any]],
         operations: Operations,
         name: str,
         connection: Callable[[], AbstractAsyncContextManager[AsyncDatabase]],

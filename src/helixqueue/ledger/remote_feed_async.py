@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from helixqueue.operations.batches import Operations
-    from helixqueue.operations.steps import Steps
+    from helixqueue.operations.instructions import Instructions
     from helixqueue.records.ledger import FeedEvent, FeedRow
     from helixqueue.records.page import Page
 
@@ -20,7 +20,7 @@ class AsyncRemoteFeed:
     """A feed whose consumer confirms events itself: its effects are not in the database."""
 
     def __init__(
-        self, run: Callable[[Steps[Any]], Awaitable[Any]], operations: Operations, name: str
+        self, run: Callable[[Instructions[Any]], Awaitable[Any]], operations: Operations, name: str
     ) -> None:
         self._run, self._operations, self.name = run, operations, name
 

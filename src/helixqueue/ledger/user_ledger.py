@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from helixqueue.operations.batches import Operations
+    from helixqueue.operations.instructions import Instructions
     from helixqueue.operations.ledgers import EventLike
-    from helixqueue.operations.steps import Steps
     from helixqueue.records.ledger import EntityState, LedgerDeclaration, LedgerEvent
 
 Entity = str | tuple[str, ...]
@@ -41,7 +41,7 @@ class Ledger:
 
     def __init__(
         self,
-        run: Callable[[Steps[Any]], Any],
+        run: Callable[[Instructions[Any]], Any],
         operations: Operations,
         declared: LedgerDeclaration,
     ) -> None:
@@ -51,7 +51,7 @@ class Ledger:
     @classmethod
     def declare(
         cls,
-        run: Callable[[Steps[Any]], Any],
+        run: Callable[[Instructions[Any]], Any],
         operations: Operations,
         declared: LedgerDeclaration,
     ) -> Self:
@@ -60,7 +60,9 @@ class Ledger:
         return cls(run, operations, declared)
 
     @classmethod
-    def find(cls, run: Callable[[Steps[Any]], Any], operations: Operations, name: str) -> Self:
+    def find(
+        cls, run: Callable[[Instructions[Any]], Any], operations: Operations, name: str
+    ) -> Self:
         """Read the stored ledger; an unknown name is an error."""
         return cls(run, operations, run(ledgers.find(operations, name)))
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from helixqueue.operations.batches import Operations
+    from helixqueue.operations.instructions import Instructions
     from helixqueue.operations.ledgers import EventLike
-    from helixqueue.operations.steps import Steps
     from helixqueue.records.ledger import EntityState, LedgerDeclaration, LedgerEvent
 
 Entity = str | tuple[str, ...]
@@ -40,7 +40,7 @@ class AsyncLedger:
 
     def __init__(
         self,
-        run: Callable[[Steps[Any]], Awaitable[Any]],
+        run: Callable[[Instructions[Any]], Awaitable[Any]],
         operations: Operations,
         declared: LedgerDeclaration,
     ) -> None:
@@ -50,7 +50,7 @@ class AsyncLedger:
     @classmethod
     async def declare(
         cls,
-        run: Callable[[Steps[Any]], Awaitable[Any]],
+        run: Callable[[Instructions[Any]], Awaitable[Any]],
         operations: Operations,
         declared: LedgerDeclaration,
     ) -> Self:
@@ -60,7 +60,7 @@ class AsyncLedger:
 
     @classmethod
     async def find(
-        cls, run: Callable[[Steps[Any]], Awaitable[Any]], operations: Operations, name: str
+        cls, run: Callable[[Instructions[Any]], Awaitable[Any]], operations: Operations, name: str
     ) -> Self:
         """Read the stored ledger; an unknown name is an error."""
         return cls(run, operations, await run(ledgers.find(operations, name)))

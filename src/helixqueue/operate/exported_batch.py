@@ -1,6 +1,6 @@
 """The requests in an export: which key has which batch number, and the history of one batch.
 
-Steps name batches by number. The entry that submitted a batch also has its request, as
+Instructions name batches by number. The entry that submitted a batch also has its request, as
 `helix.asked_bytes` encodes it, and a page of a seal has a digest of these. A request begins with
 the key of the batch and contains its number, so the digest binds the one to the other.
 """

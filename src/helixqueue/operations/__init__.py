@@ -1,3 +1,3 @@
-"""What clients, service and CLI do, as steps without I/O."""
+"""What clients, service and CLI do, as instructions without I/O."""
 
 from __future__ import annotations

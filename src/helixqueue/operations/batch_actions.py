@@ -32,8 +32,8 @@ from helixqueue.operations.batch_reads import (
     list_batches,
     read_state,
 )
+from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
-from helixqueue.operations.steps import Steps
 from helixqueue.records.batch import ActionResult, BatchRow
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import (
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from helixqueue.operations.batches import Operations
+    from helixqueue.operations.instructions import AnyCall
     from helixqueue.operations.operation import Operation
-    from helixqueue.operations.steps import AnyCall
 
 IDS_MAX: Final = 1_000
 SELECTED: Final = 100  # batches that one call selects by filters, unless its limit says otherwise
@@ -104,7 +104,7 @@ def retry_batches(
     after: Cursor | None = None,
     limit: ActionLimit | None = None,
     dry_run: DryRun = False,
-) -> Steps[Page[ActionResult]]:
+) -> Instructions[Page[ActionResult]]:
     """Retry failed batches by id or by filter.
 
     They become PENDING, with all their attempts again. Each batch has its own answer: `ok`,
@@ -144,7 +144,7 @@ def cancel_batches(
     after: Cursor | None = None,
     limit: ActionLimit | None = None,
     dry_run: DryRun = False,
-) -> Steps[Page[ActionResult]]:
+) -> Instructions[Page[ActionResult]]:
     """Cancel unfinished batches by id or by filter.
 
     Also while they run: their leases end, and later writes of their workers are refused. Each batch
@@ -179,7 +179,7 @@ def _select(
     state: StateFilter | None,
     after: str | None,
     limit: int | None,
-) -> Steps[tuple[list[uuid.UUID], str | None]]:
+) -> Instructions[tuple[list[uuid.UUID], str | None]]:
     """The ids of the batches to act on, and the cursor of those that follow."""
     _demand_one(verb, batch_ids, filters)
     if batch_ids is None:
@@ -204,7 +204,7 @@ def _demand_one(verb: str, batches: object, filters: dict[str, Any]) -> None:
 
 def _act(
     operations: Operations, call: AnyCall[list[ActionResult]], following: str | None
-) -> Steps[Page[ActionResult]]:
+) -> Instructions[Page[ActionResult]]:
     results = yield from operations.ask(call)
     return Page(tuple(_visible(operations, result) for result in results), following)
 
@@ -224,7 +224,7 @@ def _visible(operations: Operations, result: ActionResult) -> ActionResult:
 )
 def retry_batch(
     operations: Operations, batch_id: BatchId, *, reason: Reason
-) -> Steps[ActionResult]:
+) -> Instructions[ActionResult]:
     """Retry a failed batch with all its attempts.
 
     A repeat has the answer `repeat` and changes nothing.
@@ -240,7 +240,7 @@ def retry_batch(
 )
 def cancel_batch(
     operations: Operations, batch_id: BatchId, *, reason: Reason
-) -> Steps[ActionResult]:
+) -> Instructions[ActionResult]:
     """Cancel a batch, even while it runs: its lease ends.
 
     A repeat has the answer `repeat` and changes nothing.
@@ -256,7 +256,7 @@ def cancel_batch(
 )
 def release_batch(
     operations: Operations, batch_id: BatchId, *, reason: Reason
-) -> Steps[ActionResult]:
+) -> Instructions[ActionResult]:
     """Return the batch of a lost worker to its queue.
 
     Its lease ends, this costs no attempt, and later writes of that worker are refused.
@@ -273,7 +273,7 @@ def release_batch(
 )
 def erase_batch(
     operations: Operations, batch_id: BatchId, *, reason: Reason, identity: AndIdentity = False
-) -> Steps[ActionResult]:
+) -> Instructions[ActionResult]:
     """Delete payload and result of a finished batch.
 
     Failure details and the copies in fences are deleted too. This cannot be undone; the ledger
@@ -285,7 +285,7 @@ def erase_batch(
 
 def _act_on_one(
     operations: Operations, verb: str, call: Any, batch_id: BatchId, reason: str, **options: bool
-) -> Steps[ActionResult]:
+) -> Instructions[ActionResult]:
     [result] = yield from operations.ask(
         call(ids=[batch_id_of(batch_id)], reason=reason, actor=operations.actor, **options)
     )
@@ -318,7 +318,7 @@ def each(
     action: Operation[..., ActionResult],
     batch_ids: Iterable[uuid.UUID],
     **values: object,
-) -> Steps[Page[ActionResult]]:
+) -> Instructions[Page[ActionResult]]:
     """Act on one batch after another; an error of one becomes its answer."""
     results = []
     for batch_id in batch_ids:
@@ -342,7 +342,7 @@ def act_on_batches(
     reason: str,
     *,
     dry_run: bool = False,
-) -> Steps[State | list[ActionResult]]:
+) -> Instructions[State | list[ActionResult]]:
     """Cancel or retry one batch, several batches, or all batches that match the filters."""
     action: Operation[..., Page[ActionResult]]
     action = retry_batches if verb == "retry" else cancel_batches
@@ -382,7 +382,7 @@ def _chunks(verb: str, batches: object) -> Iterator[list[uuid.UUID]]:
 
 def erase(
     operations: Operations, batch: BatchRef, reason: str, *, identity: bool = False
-) -> Steps[State]:
+) -> Instructions[State]:
     """Erase a batch and return its state."""
     result = yield from erase_batch(operations, batch, reason=reason, identity=identity)
     return _demand_done("erase", result)

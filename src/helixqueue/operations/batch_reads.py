@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from helixqueue.errors import InvalidIdentity, NoSuchBatch, Refused
 from helixqueue.identity import check_name
 from helixqueue.operations import engine
+from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
-from helixqueue.operations.steps import Steps
 from helixqueue.queues import Queue
 from helixqueue.records.batch import (
     BatchDetail,
@@ -140,7 +140,7 @@ def list_batches(
     until: Until | None = None,
     after: Cursor | None = None,
     limit: Limit = 50,
-) -> Steps[Page[BatchRow]]:
+) -> Instructions[Page[BatchRow]]:
     """List batches, newest first.
 
     Finished states are listed by the time of their end, all others by the time of submission;
@@ -168,7 +168,7 @@ def list_batches(
 @operation("GET /v1/batches/{batch_id}", scope="read", raises=[NoSuchBatch], redact=without_details)
 def show_batch(
     operations: Operations, batch_id: BatchId, *, payload: WithPayload = False
-) -> Steps[BatchDetail]:
+) -> Instructions[BatchDetail]:
     """Show a batch with its attempts, events, refusals and decisions.
 
     Also shows refused writes with both workers, repeated submissions, and both spellings of the
@@ -191,7 +191,7 @@ def show_batch(
 )
 def show_outcome(
     operations: Operations, batch_id: BatchId, *, result: WithResult | None = None
-) -> Steps[OutcomeRow]:
+) -> Instructions[OutcomeRow]:
     """Show the state and the result of a batch.
 
     Cheaper than the whole batch; for clients that wait. The result needs the scope payloads.
@@ -220,7 +220,7 @@ def list_causes(
     since: Since | None = None,
     until: Until | None = None,
     after: Cursor | None = None,
-) -> Steps[Page[FailureCause]]:
+) -> Instructions[Page[FailureCause]]:
     """Group FAILED batches by failure class and message.
 
     The newest 10,000 batches; `next` continues with those that failed before them. In the messages,

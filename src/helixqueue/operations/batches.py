@@ -1,4 +1,4 @@
-"""Operations of every client, as steps without I/O: queues, outcomes, leases.
+"""Operations of every client, as instructions without I/O: queues, outcomes, leases.
 
 An `Operations` object remembers the queues that it has read, which saves a round trip per call. The
 engine compares the profile in every call; after a refusal the queue is read again.
@@ -23,8 +23,8 @@ from helixqueue.errors import (
 )
 from helixqueue.identity import PROFILES, check_name
 from helixqueue.operations import batch_reads, engine, queues
+from helixqueue.operations.instructions import Execute, Instructions, Sleep, retried, short_pause
 from helixqueue.operations.prepare import KnownQueue
-from helixqueue.operations.steps import Execute, Sleep, Steps, retried, short_pause
 from helixqueue.queues import Queue, checked_requires
 from helixqueue.records.lease import LeaseRef, LeaseRow
 from helixqueue.records.submission import Receipt
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from helixqueue.operations.call_set import CallSet
-    from helixqueue.operations.steps import AnyCall
+    from helixqueue.operations.instructions import AnyCall
     from helixqueue.records.batch import EventRow, OutcomeRow
     from helixqueue.records.lease import Settlement, WriteResult
     from helixqueue.records.queue import QueueRow
@@ -86,7 +86,7 @@ class Operations:
         self._known: dict[Queue[Any, Any] | str, KnownQueue] = {}
         self._connected = False
 
-    def ask(self, call: AnyCall[T], *, repeatable: bool = True) -> Steps[T]:
+    def ask(self, call: AnyCall[T], *, repeatable: bool = True) -> Instructions[T]:
         """Run a call on a connection of the client, and retry while the database is unavailable.
 
         A client that never reached its database does not retry: a wrong DSN fails at once.
@@ -107,7 +107,9 @@ class Operations:
         if not self.may_use(queue):
             raise NotPermitted(f"the token does not permit queue {queue}")
 
-    def known(self, queue: Queue[Any, Any] | str, *, create: bool = False) -> Steps[KnownQueue]:
+    def known(
+        self, queue: Queue[Any, Any] | str, *, create: bool = False
+    ) -> Instructions[KnownQueue]:
         """Return the stored queue, remembered or read; create or change a declared queue first."""
         known = self._known.get(queue) if isinstance(queue, Queue | str) else None
         now = time.monotonic()
@@ -122,7 +124,7 @@ class Operations:
         self._known[queue] = known
         return known
 
-    def _declare(self, queue: Queue[Any, Any]) -> Steps[QueueRow]:
+    def _declare(self, queue: Queue[Any, Any]) -> Instructions[QueueRow]:
         named = queue.settings()
         row = yield from self.find_queue(queue.name)
         wanted: Any = {
@@ -135,7 +137,7 @@ class Operations:
             row = yield from queues.set_queue(self, queue.name, reason=queues.DECLARED, **wanted)
         return row
 
-    def _find(self, name: str, *, create: bool) -> Steps[QueueRow]:
+    def _find(self, name: str, *, create: bool) -> Instructions[QueueRow]:
         row = yield from self.find_queue(name)
         if row is None and create:
             row = yield from queues.set_queue(self, name, reason=queues.DECLARED)
@@ -147,7 +149,7 @@ class Operations:
             )
         return row
 
-    def find_queue(self, name: str) -> Steps[QueueRow | None]:
+    def find_queue(self, name: str) -> Instructions[QueueRow | None]:
         """The queue, whatever the queues of the token: the caller has checked them."""
         if self.call_set.remote is None:
             return (yield from self.ask(engine.calls.queue(tenant=self.tenant, queue=name)))
@@ -174,11 +176,11 @@ class Operations:
     def no_such_batch(self, batch_id: uuid.UUID) -> NoSuchBatch:
         return NoSuchBatch(f"{self._tenant_text} has no batch {batch_id}: check the receipt")
 
-    def state(self, which: Which) -> Steps[State]:
+    def state(self, which: Which) -> Instructions[State]:
         found = yield from batch_reads.show_outcome(self, which, result=False)
         return found.state
 
-    def wait(self, which: Which, timeout: float | None) -> Steps[State]:
+    def wait(self, which: Which, timeout: float | None) -> Instructions[State]:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         pause = FIRST_LOOK_S
         while True:
@@ -195,7 +197,7 @@ class Operations:
             yield Sleep(min(pause, left))
             pause = min(pause * 1.5, LONGEST_LOOK_S)
 
-    def result(self, which: Which, queue: Queue[Any, Any] | None) -> Steps[Any]:
+    def result(self, which: Which, queue: Queue[Any, Any] | None) -> Instructions[Any]:
         found = yield from batch_reads.show_outcome(self, which, result=True)
         if found.state not in FINISHED:
             raise InProgress(
@@ -219,7 +221,7 @@ class Operations:
             (queue for queue in latest if isinstance(queue, Queue) and queue.name == name), None
         )
 
-    def history(self, which: Which) -> Steps[list[EventRow]]:
+    def history(self, which: Which) -> Instructions[list[EventRow]]:
         found = yield from batch_reads.show_batch(self, which)
         return list(found.events)
 
@@ -233,7 +235,7 @@ class Operations:
         free: Mapping[str, Any] | None,
         *,
         start: bool,
-    ) -> Steps[list[LeaseRow]]:
+    ) -> Instructions[list[LeaseRow]]:
         if isinstance(queues, str | Queue):  # a frequent mistake without a type checker
             raise Refused(f"queues: expected several, such as [{queues!r}]; got {queues!r} alone")
         names = []
@@ -255,7 +257,7 @@ class Operations:
 
     def change_leases(
         self, verb: str, worker: str, leases: Iterable[LeaseRow | LeaseRef]
-    ) -> Steps[list[WriteResult]]:
+    ) -> Instructions[list[WriteResult]]:
         """Start, renew or release leases."""
         calls = self.calls
         build = {"start": calls.start, "renew": calls.renew, "release": calls.release}[verb]
@@ -265,7 +267,7 @@ class Operations:
 
     def settle(
         self, worker: str, settlements: Sequence[Settlement], within: object
-    ) -> Steps[list[WriteResult]]:
+    ) -> Instructions[list[WriteResult]]:
         call = self.calls.settle(worker=_worker(worker), settlements=settlements)
         if not settlements:
             return []

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from uuid import UUID
 
+    from helixqueue.operations.instructions import AnyCall
     from helixqueue.operations.operation import Operation
-    from helixqueue.operations.steps import AnyCall
     from helixqueue.records.lease import ClaimResult, LeaseRef, Settlement, WriteResult
     from helixqueue.records.submission import SubmissionRow, SubmittedRow
 

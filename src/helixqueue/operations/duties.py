@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 from helixqueue.operations import engine
+from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
-from helixqueue.operations.steps import Steps
 from helixqueue.records.duty import DutyRow, ReconcileFinding
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import Param
@@ -20,7 +20,7 @@ Cleared = Annotated[bool, Param("Also findings that no longer hold.", option="--
 
 
 @operation("GET /v1/duties", scope="read")
-def list_duties(operations: Operations) -> Steps[Page[DutyRow]]:
+def list_duties(operations: Operations) -> Instructions[Page[DutyRow]]:
     """List duties with their interval, last run, lag and last failure.
 
     Services run them; claims run some of them as well. Duties are for all tenants, so a token does
@@ -35,7 +35,7 @@ def list_duties(operations: Operations) -> Steps[Page[DutyRow]]:
 @operation("GET /v1/findings", scope="read")
 def list_findings(
     operations: Operations, *, cleared: Cleared = False
-) -> Steps[Page[ReconcileFinding]]:
+) -> Instructions[Page[ReconcileFinding]]:
     """List what reconciliation found, open and newest first.
 
     At most 1,000. `duplicate_assignment`, `audit_missing`, `lease_overdue` and `stalled_pending`

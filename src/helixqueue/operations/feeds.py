@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from helixqueue.errors import NoSuchFeed, NoSuchLedger, Refused
 from helixqueue.operations import engine, ledgers
+from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.ledgers import LedgerName
 from helixqueue.operations.operation import operation
-from helixqueue.operations.steps import Steps
 from helixqueue.records.ledger import FeedEvent, FeedMoved, FeedRow, Position
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import (
@@ -51,7 +51,7 @@ Count = Annotated[int, Param("Number of events.", 1, least=1, most=MAX_PAGE)]
 @operation("GET /v1/feeds", scope="read")
 def list_feeds(
     operations: Operations, *, after: Cursor | None = None, limit: Limit = 50
-) -> Steps[Page[FeedRow]]:
+) -> Instructions[Page[FeedRow]]:
     """List feeds and how far they are behind.
 
     Sorted by name; `lag` stops at 10,000 events. A token that is restricted to queues sees the
@@ -64,7 +64,7 @@ def list_feeds(
 
 
 @operation("GET /v1/feeds/{feed}", scope="read", raises=[NoSuchFeed])
-def show_feed(operations: Operations, feed: FeedName) -> Steps[FeedRow]:
+def show_feed(operations: Operations, feed: FeedName) -> Instructions[FeedRow]:
     """Show a feed and how far it is behind.
 
     `lag` is the number of events after its position; at most 10,000 are counted.
@@ -80,7 +80,7 @@ def declare_feed(
     ledger: LedgerName | None = None,
     queue: QueueName | None = None,
     start: Start = "beginning",
-) -> Steps[FeedRow]:
+) -> Instructions[FeedRow]:
     """Declare a feed over a ledger, or over the batches of one queue or of all queues.
 
     An existing feed of the same source stays where it is.
@@ -109,7 +109,7 @@ def declare_feed(
 @operation("GET /v1/feeds/{feed}/events", scope="payloads", raises=[NoSuchFeed])
 def read_feed(
     operations: Operations, feed: FeedName, *, limit: Limit = 100
-) -> Steps[Page[FeedEvent]]:
+) -> Instructions[Page[FeedEvent]]:
     """Read the next events of a feed.
 
     Does not move the feed: confirm the events after their effects. A page has at most 16 MiB of
@@ -129,7 +129,7 @@ def read_feed(
 )
 def confirm_feed(
     operations: Operations, feed: FeedName, *, after: Position, to: Position, count: Count
-) -> Steps[FeedMoved]:
+) -> Instructions[FeedMoved]:
     """Move a feed behind events that were read.
 
     From `after` of the first event to `position` of the last one. The feed moves only if it is at
@@ -147,7 +147,7 @@ def confirm_feed(
 
 
 @operation("POST /v1/feeds/{feed}/pause", scope="operate", raises=[NoSuchFeed], fenced=True)
-def pause_feed(operations: Operations, feed: FeedName, *, reason: Reason) -> Steps[FeedRow]:
+def pause_feed(operations: Operations, feed: FeedName, *, reason: Reason) -> Instructions[FeedRow]:
     """Deliver nothing until the feed is resumed.
 
     The reason is recorded.
@@ -156,7 +156,7 @@ def pause_feed(operations: Operations, feed: FeedName, *, reason: Reason) -> Ste
 
 
 @operation("POST /v1/feeds/{feed}/resume", scope="operate", raises=[NoSuchFeed], fenced=True)
-def resume_feed(operations: Operations, feed: FeedName, *, reason: Reason) -> Steps[FeedRow]:
+def resume_feed(operations: Operations, feed: FeedName, *, reason: Reason) -> Instructions[FeedRow]:
     """Deliver the events of a paused feed again.
 
     It continues where it was paused.
@@ -167,7 +167,7 @@ def resume_feed(operations: Operations, feed: FeedName, *, reason: Reason) -> St
 @operation("POST /v1/feeds/{feed}/rewind", scope="operate", raises=[NoSuchFeed], fenced=True)
 def rewind_feed(
     operations: Operations, feed: FeedName, *, reason: Reason, since: Since | None = None
-) -> Steps[FeedRow]:
+) -> Instructions[FeedRow]:
     """Deliver events again, with the same keys.
 
     An effect behind a fence, as of `feed run`, does not take place again.
@@ -183,7 +183,7 @@ def _change(
     paused: bool | None = None,
     rewind: bool = False,
     since: datetime | None = None,
-) -> Steps[FeedRow]:
+) -> Instructions[FeedRow]:
     yield from _find(operations, feed)
     yield from operations.ask(
         engine.ledgers.set_feed(
@@ -199,7 +199,7 @@ def _change(
     return (yield from _find(operations, feed, lag=True))
 
 
-def _find(operations: Operations, feed: str, *, lag: bool = False) -> Steps[FeedRow]:
+def _find(operations: Operations, feed: str, *, lag: bool = False) -> Instructions[FeedRow]:
     """The feed; counts its lag only on demand."""
     page = yield from operations.ask(
         engine.ledgers.feeds(tenant=operations.tenant, name=feed, lag=lag)
@@ -211,7 +211,7 @@ def _find(operations: Operations, feed: str, *, lag: bool = False) -> Steps[Feed
     return page.rows[0]
 
 
-def _require_queue(operations: Operations, feed: str) -> Steps[None]:
+def _require_queue(operations: Operations, feed: str) -> Instructions[None]:
     """A token that is restricted to queues may use feeds of those."""
     if not operations.may_use(None):
         yield from _find(operations, feed)
@@ -219,7 +219,7 @@ def _require_queue(operations: Operations, feed: str) -> Steps[None]:
 
 def declare(
     operations: Operations, feed: str, *, ledger: str | None, queue: str | None, start: str
-) -> Steps[None]:
+) -> Instructions[None]:
     """Create the feed; without a source it must exist."""
     if ledger is None and queue is None:
         yield from show_feed(operations, feed)
@@ -228,7 +228,7 @@ def declare(
     yield from declare_feed(operations, feed, ledger=ledger, queue=source, start=start)  # type: ignore[arg-type]  # checked there
 
 
-def confirm(operations: Operations, feed: str, events: Sequence[FeedEvent]) -> Steps[bool]:
+def confirm(operations: Operations, feed: str, events: Sequence[FeedEvent]) -> Instructions[bool]:
     """Move a feed behind these events; False if it is not where they were read any more."""
     if not events:
         return True
@@ -243,7 +243,7 @@ def demand_page(size: int) -> int:
     return size
 
 
-def hold(operations: Operations, feed: str, holder: str, seconds: float) -> Steps[bool]:
+def hold(operations: Operations, feed: str, holder: str, seconds: float) -> Instructions[bool]:
     """Hold the feed for one process that runs a program; False if another one holds it."""
     return operations.ask(
         engine.ledgers.hold_feed(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from helixqueue.identity.canonical import Identity
 from helixqueue.identity.twins import TwinGroup, find_twins
 from helixqueue.operations import engine
+from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
-from helixqueue.operations.steps import Steps
 from helixqueue.records.identity import RefusedIdentityRow, StoredIdentity
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import MAX_PAGE, Cursor, Limit, QueueName
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @operation("GET /v1/queues/{queue}/refused", scope="read")
 def list_refused(
     operations: Operations, queue: QueueName, *, after: Cursor | None = None, limit: Limit = 50
-) -> Steps[Page[RefusedIdentityRow]]:
+) -> Instructions[Page[RefusedIdentityRow]]:
     """List refused identities, newest first.
 
     With the reason and the raw bytes in hex, so that a lab can find the tube or the row of a sheet.
@@ -34,7 +34,7 @@ def list_refused(
 @operation("GET /v1/queues/{queue}/identities", scope="read")
 def list_identities(
     operations: Operations, queue: QueueName, *, after: Cursor | None = None, limit: Limit = 50
-) -> Steps[Page[StoredIdentity]]:
+) -> Instructions[Page[StoredIdentity]]:
     """List the identities of a queue in the order of their arrival.
 
     `helixq identity twins` reads all pages and groups identities that look alike. Batches without
@@ -49,7 +49,7 @@ def list_identities(
 
 def refused(
     operations: Operations, queue: Queue[Any, Any] | str, limit: int
-) -> Steps[list[RefusedIdentityRow]]:
+) -> Instructions[list[RefusedIdentityRow]]:
     """The latest refused identities of a queue."""
     known = yield from operations.known(queue)
     rows: list[RefusedIdentityRow] = []
@@ -65,14 +65,14 @@ def refused(
     return rows
 
 
-def twins(operations: Operations, queue: Queue[Any, Any] | str) -> Steps[list[TwinGroup]]:
+def twins(operations: Operations, queue: Queue[Any, Any] | str) -> Instructions[list[TwinGroup]]:
     """List identities of a queue that are easily confused."""
     known = yield from operations.known(queue)
     stored = yield from stored_identities(operations, known.row.name)
     return find_twins(stored)
 
 
-def stored_identities(operations: Operations, queue: str) -> Steps[list[Identity]]:
+def stored_identities(operations: Operations, queue: str) -> Instructions[list[Identity]]:
     """Every identity of a queue."""
     found: list[Identity] = []
     after: str | None = None

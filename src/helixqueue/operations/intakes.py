@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from helixqueue.operations import engine
+from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
-from helixqueue.operations.steps import Steps
 from helixqueue.records.letter import IntakeRow
 from helixqueue.records.page import Page
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @operation("GET /v1/intakes", scope="read")
-def list_intakes(operations: Operations) -> Steps[Page[IntakeRow]]:
+def list_intakes(operations: Operations) -> Instructions[Page[IntakeRow]]:
     """Show intakes, and what Redis said last about their groups.
 
     An intake reports every few seconds. `gone`: no report for 30 seconds; `waiting`: `problem` says

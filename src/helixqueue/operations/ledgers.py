@@ -17,8 +17,8 @@ from helixqueue.errors import (
 )
 from helixqueue.identity import canonical_text, diff, identity_texts
 from helixqueue.operations import engine
+from helixqueue.operations.instructions import Execute, Instructions, Sleep
 from helixqueue.operations.operation import operation
-from helixqueue.operations.steps import Execute, Sleep, Steps
 from helixqueue.records.ledger import (
     Appended,
     EntityState,
@@ -97,7 +97,7 @@ def without_payload(event: LedgerEvent) -> LedgerEvent:
 @operation("GET /v1/ledgers", scope="read")
 def list_ledgers(
     operations: Operations, *, after: Cursor | None = None, limit: Limit = 50
-) -> Steps[Page[LedgerRow]]:
+) -> Instructions[Page[LedgerRow]]:
     """List ledgers with their rules.
 
     Kinds, arrows and options, sorted by name.
@@ -109,7 +109,7 @@ def list_ledgers(
 
 
 @operation("GET /v1/ledgers/{ledger}", scope="any", raises=[NoSuchLedger])
-def show_ledger(operations: Operations, ledger: LedgerName) -> Steps[LedgerRow]:
+def show_ledger(operations: Operations, ledger: LedgerName) -> Instructions[LedgerRow]:
     """Show the rules of a ledger, for every token that may use it.
 
     Kinds, arrows and options.
@@ -134,7 +134,7 @@ def declare_ledger(
     strict: Strict = True,
     bind_payload: BindPayload = False,
     ignore: Ignore | None = None,
-) -> Steps[LedgerRow]:
+) -> Instructions[LedgerRow]:
     """Declare a ledger.
 
     Declaring it again may add kinds and arrows; other changes are refused.
@@ -158,7 +158,7 @@ def declare_ledger(
 )
 def show_entity(
     operations: Operations, ledger: LedgerName, *, entity: EntityParts
-) -> Steps[EntityState]:
+) -> Instructions[EntityState]:
     """Show the state of an entity.
 
     The kind of its event with the greatest seq, the number of its events and their hash.
@@ -187,7 +187,7 @@ def list_events(
     entity: EntityParts,
     after: Cursor | None = None,
     limit: Limit = 50,
-) -> Steps[Page[LedgerEvent]]:
+) -> Instructions[Page[LedgerEvent]]:
     """List the events of an entity in the order in which they were written.
 
     A page has at most 16 MiB of payloads, which need the scope payloads.
@@ -212,7 +212,7 @@ def require_all_queues(operations: Operations) -> None:
         )
 
 
-def declare(operations: Operations, ledger: LedgerDeclaration) -> Steps[LedgerRow]:
+def declare(operations: Operations, ledger: LedgerDeclaration) -> Instructions[LedgerRow]:
     """Create the ledger, unless the stored one is as declared: a login that appends may do that."""
     try:
         row = yield from show_ledger(operations, ledger.name)
@@ -220,7 +220,7 @@ def declare(operations: Operations, ledger: LedgerDeclaration) -> Steps[LedgerRo
             return row
     except NoSuchLedger:
         pass
-    steps = declare_ledger(
+    instructions = declare_ledger(
         operations,
         ledger.name,
         arrows={kind: list(after) for kind, after in ledger.machine.arrows.items()},
@@ -229,7 +229,7 @@ def declare(operations: Operations, ledger: LedgerDeclaration) -> Steps[LedgerRo
         bind_payload=ledger.bind_payload,
         ignore=list(ledger.ignore),
     )
-    return (yield from steps)
+    return (yield from instructions)
 
 
 def _is_declared(row: LedgerRow, ledger: LedgerDeclaration) -> bool:
@@ -243,7 +243,7 @@ def _is_declared(row: LedgerRow, ledger: LedgerDeclaration) -> bool:
     )
 
 
-def find(operations: Operations, ledger: str) -> Steps[LedgerDeclaration]:
+def find(operations: Operations, ledger: str) -> Instructions[LedgerDeclaration]:
     """Return the stored declaration of a ledger."""
     row = yield from show_ledger(operations, ledger)
     machine = Machine(row.arrows, initial=row.initial)
@@ -285,7 +285,7 @@ def append(
     machine: Machine | None = None,
     *,
     within: object = None,
-) -> Steps[Appended]:
+) -> Instructions[Appended]:
     """Append one event; an invalid one raises `Refused`, every other answer is returned."""
     row = prepare_event(event, machine, _bytes_max(operations))
     [answer] = yield from _send(operations, ledger, [row], within)
@@ -301,7 +301,7 @@ def append_many(
     machine: Machine | None = None,
     *,
     within: object = None,
-) -> Steps[list[Appended]]:
+) -> Instructions[list[Appended]]:
     """Append in chunks, each with a commit of its own; answers are in the order of the input."""
     answers: list[Appended | None] = []  # None: of the next row that is sent
     sent: list[Appended] = []
@@ -346,7 +346,7 @@ def _new_event(item: EventLike) -> NewEvent:
 
 def _send(
     operations: Operations, ledger: str, rows: list[NewEventRow], within: object
-) -> Steps[list[Appended]]:
+) -> Instructions[list[Appended]]:
     call = operations.call_set.ledgers.append(
         tenant=operations.tenant, ledger=ledger, rows=rows, actor=operations.actor
     )
@@ -364,7 +364,9 @@ def _answer(row: AppendedRow, sent: NewEventRow) -> Appended:
     return Appended(row.decision, row.key, row.version, row.state, row.seq, row.rules, changes)
 
 
-def state(operations: Operations, ledger: str, entity: EntityName) -> Steps[EntityState | None]:
+def state(
+    operations: Operations, ledger: str, entity: EntityName
+) -> Instructions[EntityState | None]:
     """Return the state of an entity; None if it has no event."""
     try:
         return (yield from show_entity(operations, ledger, entity=_parts(entity)))
@@ -372,7 +374,9 @@ def state(operations: Operations, ledger: str, entity: EntityName) -> Steps[Enti
         return None
 
 
-def history(operations: Operations, ledger: str, entity: EntityName) -> Steps[list[LedgerEvent]]:
+def history(
+    operations: Operations, ledger: str, entity: EntityName
+) -> Instructions[list[LedgerEvent]]:
     """Read all events of an entity."""
     events: list[LedgerEvent] = []
     after: str | None = None

@@ -14,10 +14,10 @@ from helixqueue.errors import (
     Refused,
 )  # fmt: skip
 from helixqueue.operations import engine
+from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.message import Poison, decode_fields, read_message, shown_fields
 from helixqueue.operations.operation import operation
 from helixqueue.operations.prepare import prepare
-from helixqueue.operations.steps import Steps
 from helixqueue.records.letter import Discarded, LetterDetail, LetterReason, LetterRow, LetterStatus
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import (
@@ -71,7 +71,7 @@ def list_letters(
     queue: QueueName | None = None,
     after: Cursor | None = None,
     limit: Limit = 50,
-) -> Steps[Page[LetterRow]]:
+) -> Instructions[Page[LetterRow]]:
     """List messages that could not become batches, newest first.
 
     A page reads a limited number of letters: it may be short or empty and still have a `next`.
@@ -89,7 +89,9 @@ def list_letters(
 
 
 @operation("GET /v1/letters/{letter}", scope="read", raises=[NoSuchLetter], redact=without_message)
-def show_letter(operations: Operations, letter: Letter, *, raw: Raw = False) -> Steps[LetterDetail]:
+def show_letter(
+    operations: Operations, letter: Letter, *, raw: Raw = False
+) -> Instructions[LetterDetail]:
     """Show a letter with the fields of its message.
 
     Bytes that are not UTF-8 are shown as escapes; `raw` adds the stored bytes, in JSON as base64.
@@ -114,7 +116,7 @@ def redrive_letter(
     queue: QueueName | None = None,
     identity: NewIdentity | None = None,
     revision: NewRevision | None = None,
-) -> Steps[Accepted[Any]]:
+) -> Instructions[Accepted[Any]]:
     """Submit the message of a letter, with corrections.
 
     The batch keeps the source of the message, and the letter closes in the same transaction.
@@ -157,7 +159,9 @@ def redrive_letter(
 
 
 @operation("POST /v1/letters/{letter}/discard", scope="operate", raises=[NoSuchLetter], fenced=True)
-def discard_letter(operations: Operations, letter: Letter, *, reason: Reason) -> Steps[Discarded]:
+def discard_letter(
+    operations: Operations, letter: Letter, *, reason: Reason
+) -> Instructions[Discarded]:
     """Delete the message of a letter; its record stays.
 
     The answer is `ok`, `repeat`, or `refused` for a closed letter.
@@ -171,7 +175,7 @@ def discard_letter(operations: Operations, letter: Letter, *, reason: Reason) ->
 
 def discard_letters(
     operations: Operations, letters: Sequence[int], reason: str
-) -> Steps[dict[int, str]]:
+) -> Instructions[dict[int, str]]:
     """Discard several letters; the answer to an unknown one is `refused`."""
     answers: dict[int, str] = {}
     for letter in letters:
@@ -183,7 +187,7 @@ def discard_letters(
     return answers
 
 
-def _find(operations: Operations, letter: int, *, body: bool = False) -> Steps[StoredLetter]:
+def _find(operations: Operations, letter: int, *, body: bool = False) -> Instructions[StoredLetter]:
     """The letter; of a token that is restricted to queues, only letters of those."""
     found = yield from operations.ask(engine.letters.letter(letter, body=body))
     if found is None or not operations.may_use(found.row.queue):

@@ -1,7 +1,7 @@
 """An operation: a function that says what happens, declared once for every surface.
 
     @operation("GET /v1/letters/{letter}", scope="read", raises=[NoSuchLetter])
-    def show_letter(operations: Operations, letter: Letter) -> Steps[LetterDetail]:
+    def show_letter(operations: Operations, letter: Letter) -> Instructions[LetterDetail]:
         ...
 
 On a database a call runs the function. On a service it becomes the request that the declaration
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from helixqueue.errors import HelixError
     from helixqueue.operations.batches import Operations
-    from helixqueue.operations.steps import Steps
+    from helixqueue.operations.instructions import Instructions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Operation(Generic[P, T]):
 
     def __init__(
         self,
-        function: Callable[Concatenate[Operations, P], Steps[T]],
+        function: Callable[Concatenate[Operations, P], Instructions[T]],
         route: str,
         *,
         scope: Scope,
@@ -77,11 +77,13 @@ class Operation(Generic[P, T]):
         self.__doc__ = inspect.cleandoc(function.__doc__ or "")
         self.summary, _, self.description = self.__doc__.partition("\n\n")
 
-    def __call__(self, operations: Operations, /, *args: P.args, **kwargs: P.kwargs) -> Steps[T]:
+    def __call__(
+        self, operations: Operations, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Instructions[T]:
         values = self.checked(args, kwargs)
         remote = operations.call_set.remote
         if remote is None:
-            function: Callable[..., Steps[T]] = self.function
+            function: Callable[..., Instructions[T]] = self.function
             return function(operations, **values)
         return operations.ask(remote(self, values))
 
@@ -125,12 +127,12 @@ class Operation(Generic[P, T]):
         own = inspect.signature(self.function)
         first, *others = own.parameters.values()
         this = first.replace(name="self", annotation=UNCHANGED)
-        answer = own.return_annotation.removeprefix("Steps[").removesuffix("]")
+        answer = own.return_annotation.removeprefix("Instructions[").removesuffix("]")
         return own.replace(parameters=[this, *others], return_annotation=answer)
 
     @cached_property
     def answer(self) -> Any:
-        """The type of the result: T of Steps[T]."""
+        """The type of the result: T of Instructions[T]."""
         return get_args(self._evaluate(inspect.signature(self.function).return_annotation))[2]
 
     def _evaluate(self, annotation: Any) -> Any:
@@ -146,7 +148,7 @@ def operation(
     computes: bool = False,
     redact: Callable[[Any], Any] | None = None,
     status: int = 200,
-) -> Callable[[Callable[Concatenate[Operations, P], Steps[T]]], Operation[P, T]]:
+) -> Callable[[Callable[Concatenate[Operations, P], Instructions[T]]], Operation[P, T]]:
     """Declare an operation.
 
     route: HTTP method and path; parameters that the path names are path parameters, the others
@@ -159,7 +161,7 @@ def operation(
     status: of the response.
     """
 
-    def declare(function: Callable[Concatenate[Operations, P], Steps[T]]) -> Operation[P, T]:
+    def declare(function: Callable[Concatenate[Operations, P], Instructions[T]]) -> Operation[P, T]:
         return Operation(
             function, route, scope=scope, raises=raises, fenced=fenced, computes=computes,
             redact=redact, status=status,

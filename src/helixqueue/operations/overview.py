@@ -8,8 +8,8 @@ from uuid import UUID
 
 from helixqueue.errors import InvalidIdentity, NoSuchBatch, NoSuchQueue
 from helixqueue.operations import batch_reads, engine
+from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
-from helixqueue.operations.steps import Steps
 from helixqueue.records.batch import attempts_of
 from helixqueue.records.overview import Activity, LateWrite, Match, Overview
 from helixqueue.records.page import Page
@@ -41,7 +41,7 @@ MATCHES_MAX = 10
 
 
 @operation("GET /v1/overview", scope="read")
-def show_overview(operations: Operations) -> Steps[Overview]:
+def show_overview(operations: Operations) -> Instructions[Overview]:
     """Show the figures of the tenant, its queues with problems first, and what waits for a person.
 
     Figures are kept by a duty every 15 seconds; `kept_at` is its last run.
@@ -52,7 +52,7 @@ def show_overview(operations: Operations) -> Steps[Overview]:
 @operation("GET /v1/series", scope="read")
 def show_series(
     operations: Operations, *, queue: QueueName | None = None, period: PeriodWord = "1h"
-) -> Steps[TimeSeries]:
+) -> Instructions[TimeSeries]:
     """Show what happened over time, in a queue or in all.
 
     Steps of equal length with numbers, waiting and running times, and the backlog after each step.
@@ -75,7 +75,7 @@ def list_refusals(
     queue: QueueName | None = None,
     after: Cursor | None = None,
     limit: Limit = 50,
-) -> Steps[Page[LateWrite]]:
+) -> Instructions[Page[LateWrite]]:
     """List late writes that were refused, newest first, with the attempts of their batches.
 
     A page of one queue reads a limited number of refusals: it may be short or empty and still have
@@ -102,7 +102,7 @@ def without_detail(activity: Activity) -> Activity:
 @operation("GET /v1/activity", scope="read", redact=without_detail)
 def list_activity(
     operations: Operations, *, after: Cursor | None = None, limit: Limit = 50
-) -> Steps[Page[Activity]]:
+) -> Instructions[Page[Activity]]:
     """List what people and applications did, newest first.
 
     Settings, erasures, retries, cancellations and recoveries of batches, and tokens. A page reads a
@@ -114,7 +114,7 @@ def list_activity(
 
 
 @operation("GET /v1/search", scope="read")
-def search(operations: Operations, *, text: Text) -> Steps[Page[Match]]:
+def search(operations: Operations, *, text: Text) -> Instructions[Page[Match]]:
     """Find a sample, batch, worker, fence, queue or dead letter.
 
     At most ten of each kind; each is found through an index.
@@ -151,7 +151,7 @@ def without_last_step(batch: WaitingBatch) -> WaitingBatch:
 )
 def list_waiting(
     operations: Operations, queue: QueueName, *, limit: Limit = 50
-) -> Steps[Page[WaitingBatch]]:
+) -> Instructions[Page[WaitingBatch]]:
     """List the batches of a queue that wait longest, and why no worker has them.
 
     `no worker fits` compares what a batch requires with the workers that reported in the last
@@ -167,7 +167,7 @@ def list_waiting(
 
 
 @operation("GET /v1/batches/{batch_id}/proof", scope="read", raises=[NoSuchBatch])
-def prove_batch(operations: Operations, batch_id: BatchId) -> Steps[BatchProof]:
+def prove_batch(operations: Operations, batch_id: BatchId) -> Instructions[BatchProof]:
     """Verify the ledger entries of a batch: the hash of each, and whether it is sound.
 
     The newest 200 steps; archived steps are not read. `helixq check` verifies the whole ledger.

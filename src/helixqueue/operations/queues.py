@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Unpack
 from helixqueue.errors import InvalidPayload, NoSuchQueue, QueueNotEmpty
 from helixqueue.identity import check_name
 from helixqueue.operations import engine
+from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
-from helixqueue.operations.steps import Steps
 from helixqueue.queues import Queue, checked_requires
 from helixqueue.queues.schema_bounds import check_bounds
 from helixqueue.records.page import Page
@@ -34,7 +34,7 @@ def list_queues(
     count_to: CountTo = 1_000,
     after: Cursor | None = None,
     limit: Limit = 50,
-) -> Steps[Page[QueueSummary]]:
+) -> Instructions[Page[QueueSummary]]:
     """List queues with the number of batches in each state.
 
     Settings and counts, sorted by name, without schemas. A count that stopped at `count_to` has
@@ -53,7 +53,7 @@ def list_queues(
 @operation("GET /v1/queues/{queue}", scope="read", raises=[NoSuchQueue])
 def show_queue(
     operations: Operations, queue: QueueName, *, count_to: CountTo = 1_000
-) -> Steps[QueueSummary]:
+) -> Instructions[QueueSummary]:
     """Show the settings and counts of a queue.
 
     Settings, schemas, and the number of batches in each state.
@@ -67,7 +67,7 @@ def show_queue(
 
 
 @operation("GET /v1/queues/{queue}/settings", scope="any", raises=[NoSuchQueue])
-def show_settings(operations: Operations, queue: QueueName) -> Steps[QueueRow]:
+def show_settings(operations: Operations, queue: QueueName) -> Instructions[QueueRow]:
     """Show the settings of a queue, for every token that may use it.
 
     For clients that prepare submissions and workers that check results; without counts.
@@ -81,7 +81,7 @@ def show_settings(operations: Operations, queue: QueueName) -> Steps[QueueRow]:
 )
 def set_queue(
     operations: Operations, queue: QueueName, *, reason: Reason, **settings: Unpack[QueueSettings]
-) -> Steps[QueueRow]:
+) -> Instructions[QueueRow]:
     """Create a queue, or change the given settings.
 
     The change is recorded with its reason. The profile of a queue that had a batch cannot be
@@ -98,7 +98,9 @@ def set_queue(
 
 
 @operation("POST /v1/queues/{queue}/pause", scope="operate", raises=[NoSuchQueue], fenced=True)
-def pause_queue(operations: Operations, queue: QueueName, *, reason: Reason) -> Steps[QueueRow]:
+def pause_queue(
+    operations: Operations, queue: QueueName, *, reason: Reason
+) -> Instructions[QueueRow]:
     """Stop assigning batches of a queue; running batches continue.
 
     The queue still accepts submissions.
@@ -108,7 +110,9 @@ def pause_queue(operations: Operations, queue: QueueName, *, reason: Reason) -> 
 
 
 @operation("POST /v1/queues/{queue}/resume", scope="operate", raises=[NoSuchQueue], fenced=True)
-def resume_queue(operations: Operations, queue: QueueName, *, reason: Reason) -> Steps[QueueRow]:
+def resume_queue(
+    operations: Operations, queue: QueueName, *, reason: Reason
+) -> Instructions[QueueRow]:
     """Assign batches of a paused queue again.
 
     Pending batches keep their order.
@@ -125,7 +129,7 @@ def resume_queue(operations: Operations, queue: QueueName, *, reason: Reason) ->
 )
 def delete_queue(
     operations: Operations, queue: QueueName, *, reason: Reason
-) -> Steps[QueueDeleted]:
+) -> Instructions[QueueDeleted]:
     """Delete a queue that never had a batch.
 
     A queue with batches, even deleted ones, stays: their keys contain its name. Close it with
@@ -148,7 +152,7 @@ def delete_queue(
 
 def delete_if_exists(
     operations: Operations, queue: Queue[Any, Any] | str, reason: str
-) -> Steps[bool]:
+) -> Instructions[bool]:
     """Delete a queue that never had a batch; False if there is none."""
     name = queue.name if isinstance(queue, Queue) else check_name("queue", queue)
     try:
@@ -160,7 +164,7 @@ def delete_if_exists(
     return True
 
 
-def _find(operations: Operations, queue: str) -> Steps[QueueRow]:
+def _find(operations: Operations, queue: str) -> Instructions[QueueRow]:
     row = yield from operations.ask(engine.calls.queue(tenant=operations.tenant, queue=queue))
     if row is None:
         raise operations.no_such_queue(queue)
@@ -174,7 +178,7 @@ def _set(
     *,
     paused: bool | None = None,
     **settings: Unpack[QueueSettings],
-) -> Steps[QueueRow]:
+) -> Instructions[QueueRow]:
     call = engine.calls.set_queue(
         tenant=operations.tenant, queue=queue, actor=operations.actor, reason=reason,
         paused=paused, **settings,

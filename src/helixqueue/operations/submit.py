@@ -17,8 +17,8 @@ from helixqueue.errors import (
 )
 from helixqueue.identity import PART_SEPARATOR, diff, escaped
 from helixqueue.log.events import log_refused_identities, log_without_identity
+from helixqueue.operations.instructions import Execute, Instructions, Sleep
 from helixqueue.operations.prepare import KnownQueue, prepare, refused_identity, submission_of
-from helixqueue.operations.steps import Execute, Sleep, Steps
 from helixqueue.records.submission import Accepted, Submission, Submitted
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def submit(
     *,
     create: bool,
     within: object,
-) -> Steps[Accepted[Any]]:
+) -> Instructions[Accepted[Any]]:
     """Submit one batch; raise the error of a conflict or refusal."""
     known = yield from operations.known(queue, create=create)
     try:
@@ -123,7 +123,7 @@ def submit_many(
     *,
     create: bool,
     within: object,
-) -> Steps[list[Submitted[Any]]]:
+) -> Instructions[list[Submitted[Any]]]:
     """Submit in chunks; each chunk commits on its own, except within a caller's transaction."""
     known = yield from operations.known(queue, create=create)
     call_set = operations.call_set
@@ -155,7 +155,7 @@ def submit_many(
 
 def _send_chunk(
     operations: Operations, known: KnownQueue, chunk: _Chunk, within: object
-) -> Steps[Iterable[Submitted[Any]]]:
+) -> Instructions[Iterable[Submitted[Any]]]:
     if chunk.refused:
         yield from _record_refused(operations, known, chunk.refused)
     if not chunk.rows:
@@ -195,7 +195,7 @@ def _log_without_identity(
 
 def _record_refused(
     operations: Operations, known: KnownQueue, refused: list[tuple[bytes, str]]
-) -> Steps[None]:
+) -> Instructions[None]:
     """Record refused identities, in a transaction of the client's own.
 
     The caller gets the refusal whether or not it can be recorded now.
@@ -216,7 +216,7 @@ def _explain(
     known: KnownQueue,
     answers: list[SubmittedRow],
     rows: list[SubmissionRow],
-) -> Steps[list[Submitted[Any]]]:
+) -> Instructions[list[Submitted[Any]]]:
     """Turn answers of the engine into answers for the caller, with an error for each refusal."""
     queue = known.row
     if any(answer.decision == "refused" and answer.error is None for answer in answers):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from helixqueue.errors import NameTaken, NoSuchToken, NotPermitted, Refused
 from helixqueue.operations import engine
+from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
-from helixqueue.operations.steps import Steps
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import NAME_PATTERN, Cursor, Limit, Param, QueueName, Reason
 from helixqueue.records.token import CreatedToken, LoginCode, RevokedTokens, TokenRow
@@ -65,7 +65,7 @@ Overlap = Annotated[
 @operation("GET /v1/tokens", scope="admin")
 def list_tokens(
     operations: Operations, *, after: Cursor | None = None, limit: Limit = 50
-) -> Steps[Page[TokenRow]]:
+) -> Instructions[Page[TokenRow]]:
     """List tokens with scopes, expiry and last use.
 
     Without the tokens themselves: only hashes are stored.
@@ -83,7 +83,7 @@ def create_token(
     scopes: Scopes,
     queues: Queues | None = None,
     days: Days = DAYS,
-) -> Steps[CreatedToken]:
+) -> Instructions[CreatedToken]:
     """Create a token and show it once.
 
     The ledger identifies token holders by name, so a name is never reused.
@@ -115,7 +115,7 @@ def rotate_token(
     *,
     overlap_seconds: Overlap = 86_400.0,
     days: Days = DAYS,
-) -> Steps[CreatedToken]:
+) -> Instructions[CreatedToken]:
     """Replace a token with a new one and show it once.
 
     Name, scopes and queues stay the same. The previous token stays valid for `overlap_seconds`.
@@ -143,7 +143,7 @@ def rotate_token(
 @operation("POST /v1/tokens/{name}/revoke", scope="admin", raises=[NoSuchToken])
 def revoke_token(
     operations: Operations, name: TokenName, *, reason: Reason
-) -> Steps[RevokedTokens]:
+) -> Instructions[RevokedTokens]:
     """Revoke every token of a name.
 
     Takes effect in every replica with the next transaction; the reason is stored.
@@ -162,7 +162,7 @@ def revoke_token(
 @operation("POST /v1/links", scope="admin", raises=[NameTaken], status=201)
 def offer_login(
     operations: Operations, *, name: PersonName | None = None, scopes: LinkScopes | None = None
-) -> Steps[LoginCode]:
+) -> Instructions[LoginCode]:
     """Create the code of a login link, for one login.
 
     The dashboard exchanges it within 15 minutes for a session of 12 hours, `POST /v1/login` for a
@@ -197,7 +197,7 @@ def _require_all_rights(operations: Operations, *, may: bool) -> None:
 
 def _shown_once(
     operations: Operations, name: str, generation: int, token: str
-) -> Steps[CreatedToken]:
+) -> Instructions[CreatedToken]:
     page = yield from operations.ask(engine.tokens.list_tokens(tenant=operations.tenant, name=name))
     row = next((row for row in page.rows if row.generation == generation), None)
     if row is None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from helixqueue.errors import NoSuchWorker
 from helixqueue.operations import engine
 from helixqueue.operations.batch_reads import list_batches
+from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
-from helixqueue.operations.steps import Steps
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import MAX_PAGE, Cursor, Limit, Param, aware
 from helixqueue.records.worker import WorkerDetail, WorkerRow
@@ -32,7 +32,7 @@ def list_workers(
     since: Since | None = None,
     after: Cursor | None = None,
     limit: Limit = 50,
-) -> Steps[Page[WorkerRow]]:
+) -> Instructions[Page[WorkerRow]]:
     """List workers with their slots, batches and resources, by name.
 
     A worker reports every 15 seconds and counts as gone after a minute without a report. A database
@@ -59,7 +59,7 @@ def without_batch_details(worker: WorkerDetail) -> WorkerDetail:
     raises=[NoSuchWorker],
     redact=without_batch_details,
 )
-def show_worker(operations: Operations, worker: Worker) -> Steps[WorkerDetail]:
+def show_worker(operations: Operations, worker: Worker) -> Instructions[WorkerDetail]:
     """Show one worker with the batches that it holds.
 
     Its name may be shortened, if no other name starts so.
@@ -69,7 +69,9 @@ def show_worker(operations: Operations, worker: Worker) -> Steps[WorkerDetail]:
     return WorkerDetail(**asdict(row), batches=held)
 
 
-def held_by(operations: Operations, worker: WorkerRow, limit: int) -> Steps[tuple[BatchRow, ...]]:
+def held_by(
+    operations: Operations, worker: WorkerRow, limit: int
+) -> Instructions[tuple[BatchRow, ...]]:
     """Batches that a worker holds; a database names a worker of a service tenant/name."""
     page = yield from list_batches(operations, worker=worker.name, limit=limit)
     if not page.rows and "/" in worker.name and worker.role is not None:
@@ -80,7 +82,7 @@ def held_by(operations: Operations, worker: WorkerRow, limit: int) -> Steps[tupl
     return page.rows
 
 
-def _find(operations: Operations, worker: str) -> Steps[WorkerRow]:
+def _find(operations: Operations, worker: str) -> Instructions[WorkerRow]:
     found: list[WorkerRow] = []
     after: str | None = None
     while True:

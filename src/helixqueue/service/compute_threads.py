@@ -71,17 +71,17 @@ class ComputeThreads:
         if not future.cancelled():
             future.exception()  # retrieved: the request may be gone
 
-    async def run_steps(
+    async def run_instructions(
         self,
         tenant: str,
-        steps: Generator[S, Any, T],
+        instructions: Generator[S, Any, T],
         perform: Callable[[S], Awaitable[Any]],
     ) -> T:
-        """Run an operation: what it computes in threads, its steps in the event loop."""
+        """Run an operation: what it computes in threads, its instructions in the event loop."""
         answer: Any = None
         failure: HelixError | None = None
         while True:
-            is_done, value = await self.run(tenant, _advance, steps, answer, failure)
+            is_done, value = await self.run(tenant, _advance, instructions, answer, failure)
             if is_done:
                 result: T = value
                 return result
@@ -96,10 +96,10 @@ class ComputeThreads:
 
 
 def _advance(
-    steps: Generator[S, Any, T], answer: object, failure: HelixError | None
+    instructions: Generator[S, Any, T], answer: object, failure: HelixError | None
 ) -> tuple[bool, Any]:
-    """The next step, or the result; StopIteration cannot leave a thread."""
+    """The next instruction, or the result; StopIteration cannot leave a thread."""
     try:
-        return False, steps.send(answer) if failure is None else steps.throw(failure)
+        return False, instructions.send(answer) if failure is None else instructions.throw(failure)
     except StopIteration as done:
         return True, done.value

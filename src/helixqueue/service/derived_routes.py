@@ -103,8 +103,8 @@ async def run_operation(
     )
     for name in sealed & values.keys():
         values[name] = await principal.open_cursor(values[name])
-    steps = operation.function(principal.operations, **values)
-    answer = await principal.run_steps(steps, in_thread=operation.computes)
+    instructions = operation.function(principal.operations, **values)
+    answer = await principal.run_instructions(instructions, in_thread=operation.computes)
     redact = None if principal.sees_payloads else operation.redact
     record: Any = operation.answer
     if isinstance(answer, Page):

@@ -18,7 +18,12 @@ from helixqueue.engine.tokens import TOKEN
 from helixqueue.fence.fence_async import AsyncFences
 from helixqueue.fence.http.request_key import Owners
 from helixqueue.operations.batches import Operations
-from helixqueue.operations.steps import Execute, Step, Steps, run_steps_async
+from helixqueue.operations.instructions import (
+    Execute,
+    Instruction,
+    Instructions,
+    run_instructions_async,
+)
 from helixqueue.service.compute_threads import is_large
 from helixqueue.service.problems import Problem, unauthenticated
 from helixqueue.service.rate_limit import RateLimit
@@ -106,31 +111,33 @@ class Principal:
 
     async def execute(self, call: Call[T]) -> T:
         """Run a call that may be repeated while the database is unreachable."""
-        return await run_steps_async(self.operations.ask(call), self._perform)
+        return await run_instructions_async(self.operations.ask(call), self._perform)
 
-    async def run_steps(self, steps: Steps[T], *, in_thread: bool = False) -> T:
+    async def run_instructions(
+        self, instructions: Instructions[T], *, in_thread: bool = False
+    ) -> T:
         """Run an operation; `in_thread` if its computations would hold the event loop."""
         if in_thread:
-            return await self._compute.run_steps(self.tenant, steps, self._perform)
-        return await run_steps_async(steps, self._perform)
+            return await self._compute.run_instructions(self.tenant, instructions, self._perform)
+        return await run_instructions_async(instructions, self._perform)
 
     async def needs_thread(self, queue: str, body: bytes) -> bool:
         """Whether the submissions in a body would hold the event loop."""
         if is_large(body):
             return True
-        known = await self.run_steps(self.operations.known(queue))
+        known = await self.run_instructions(self.operations.known(queue))
         if not known.is_compiled:
             await self._compute.run(self.tenant, getattr, known, "schema")
         return known.schema is not None and not known.schema.is_inline(len(body))
 
-    async def _perform(self, step: Step) -> Any:  # noqa: ANN401 - the result of any call
-        if isinstance(step, Execute):
-            if isinstance(step.call, SingleSubmit):
+    async def _perform(self, instruction: Instruction) -> Any:  # noqa: ANN401 - the result of any call
+        if isinstance(instruction, Execute):
+            if isinstance(instruction.call, SingleSubmit):
                 if self._transaction is not None:
-                    return await self.run(step.call.alone())
-                return await self._coalescer.submit(step.call)
-            return await self.run(step.call)
-        await asyncio.sleep(step.seconds)
+                    return await self.run(instruction.call.alone())
+                return await self._coalescer.submit(instruction.call)
+            return await self.run(instruction.call)
+        await asyncio.sleep(instruction.seconds)
         return None
 
     async def require_valid_token(self) -> None:

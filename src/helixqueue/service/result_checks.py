@@ -37,7 +37,7 @@ async def check_results(
         if settlement.outcome != "completed":
             continue
         queue = names[settlement.batch]
-        known = await principal.run_steps(principal.operations.known(queue))
+        known = await principal.run_instructions(principal.operations.known(queue))
         if known.row.result_schema:
             queues[settlement.batch] = known
     if not queues:

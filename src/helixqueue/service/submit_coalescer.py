@@ -22,7 +22,7 @@ from helixqueue.postgres.tenant_sessions import InvalidToken
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from helixqueue.operations.steps import AnyCall
+    from helixqueue.operations.instructions import AnyCall
     from helixqueue.postgres.call import Call
     from helixqueue.records.submission import SubmissionRow, SubmittedRow
 

@@ -24,7 +24,7 @@ from helixqueue.transport.protocol import LeaseRef
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from helixqueue.operations.steps import AnyCall
+    from helixqueue.operations.instructions import AnyCall
     from helixqueue.postgres.call import Call
     from helixqueue.transport.protocol import (
         ClaimRequest,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from uuid import UUID
 
-    from helixqueue.operations.steps import AnyCall
+    from helixqueue.operations.instructions import AnyCall
     from helixqueue.records.claim_hints import Hint
 
 T = TypeVar("T")

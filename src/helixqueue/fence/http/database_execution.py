@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from helixqueue.fence import protocol
 from helixqueue.fence.http.execute import KeyedExecution
 from helixqueue.fence.runner import AsyncStepRunner
-from helixqueue.operations.steps import Sleep, run_steps_async, short_pause
+from helixqueue.operations.instructions import Sleep, run_instructions_async, short_pause
 from helixqueue.postgres.tenant_sessions import TransactionLost
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ class _ClaimRunner(AsyncStepRunner):
         super().__init__(transaction.begin, read_probe, probe=probe)
         self._transaction = transaction
 
-    async def __call__(self, step: protocol.Step) -> Any:  # noqa: ANN401 - each has its own reply
-        if isinstance(step, Sleep):
+    async def __call__(self, instruction: protocol.Instruction) -> Any:  # noqa: ANN401 - each has its own reply
+        if isinstance(instruction, Sleep):
             await self._transaction.commit()
-        return await super().__call__(step)
+        return await super().__call__(instruction)
 
 
 class LocalExecution(KeyedExecution):
@@ -96,12 +96,12 @@ class LocalExecution(KeyedExecution):
 
     async def _seal(self, lease: FenceLease, result: FenceResult) -> FenceDecision:
         spec = replace(self._spec, alone=False)
-        return await run_steps_async(protocol.seal(spec, lease, result), self._last_runner)
+        return await run_instructions_async(protocol.seal(spec, lease, result), self._last_runner)
 
     async def _release(self, lease: FenceLease, detail: str) -> None:
         """Commits too: the application may have recorded why it refused."""
         spec = replace(self._spec, alone=False)
-        await run_steps_async(protocol.release(spec, lease, detail), self._last_runner)
+        await run_instructions_async(protocol.release(spec, lease, detail), self._last_runner)
 
     async def _doubt(self, lease: FenceLease, detail: str) -> None:  # noqa: ARG002
         """No doubt: the effect is undone with its fence."""

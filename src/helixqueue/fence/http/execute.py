@@ -35,7 +35,7 @@ from helixqueue.fence.http.recorder import EFFECT_HEADER, Recorder
 from helixqueue.fence.http.stored import FORM, CorruptResponse, StoredResponse
 from helixqueue.fence.receipt import downstream_key
 from helixqueue.fence.runner import AsyncStepRunner
-from helixqueue.operations.steps import run_steps_async
+from helixqueue.operations.instructions import run_instructions_async
 from helixqueue.postgres.tenant_sessions import InvalidToken
 from helixqueue.records.fence import receipt_text
 from helixqueue.states import FenceState
@@ -111,7 +111,7 @@ class KeyedExecution:
             return
         request = self._request
         try:
-            claim = await run_steps_async(
+            claim = await run_instructions_async(
                 protocol.claim(
                     self._spec,
                     request.identity,
@@ -253,7 +253,7 @@ class KeyedExecution:
             raise wrong_effect(self._request.route.path, "marked", self._request.route.effect)
         if not self._started:
             try:
-                await run_steps_async(protocol.start(self._spec, self._lease), self._runner)
+                await run_instructions_async(protocol.start(self._spec, self._lease), self._runner)
             except HelixError as error:
                 self._lost = error
                 raise
@@ -290,10 +290,10 @@ class KeyedExecution:
         return [*added, (b"idempotency-stored", b"partial")] if stored.omitted else added
 
     async def _seal(self, lease: FenceLease, result: FenceResult) -> FenceDecision:
-        return await run_steps_async(protocol.seal(self._spec, lease, result), self._runner)
+        return await run_instructions_async(protocol.seal(self._spec, lease, result), self._runner)
 
     async def _release(self, lease: FenceLease, detail: str) -> None:
-        await run_steps_async(protocol.release(self._spec, lease, detail), self._runner)
+        await run_instructions_async(protocol.release(self._spec, lease, detail), self._runner)
 
     def _redacted(self, status: int, headers: list[Header], body: bytes | None) -> bytes | None:
         if self._fenced.redact is None or body is None:
@@ -313,7 +313,7 @@ class KeyedExecution:
                 await self._release(lease, detail)
                 self._decisions.record("released")
                 return
-            await run_steps_async(protocol.doubt(self._spec, lease, detail), self._runner)
+            await run_instructions_async(protocol.doubt(self._spec, lease, detail), self._runner)
         except HelixError:
             # The lease expires, and that comes to the same.
             log.exception("fence %s: could not be put in doubt", self._spec.name)

@@ -76,7 +76,7 @@ async def submit(
     principal.require_queue(queue)
     await service.check_queue_capacity(principal, queue, 1)
     try:
-        result = await principal.run_steps(
+        result = await principal.run_instructions(
             submit_operation.submit(
                 principal.operations,
                 queue,
@@ -126,7 +126,7 @@ async def submit_many(
     principal.require_queue(queue)
     await service.check_queue_capacity(principal, queue, len(body.submissions))
     rows = [_submission(row, None) for row in body.submissions]
-    results: list[Submitted] = await principal.run_steps(
+    results: list[Submitted] = await principal.run_instructions(
         submit_operation.submit_many(principal.operations, queue, rows, create=False, within=None),
         in_thread=await principal.needs_thread(queue, raw_body),
     )
@@ -177,7 +177,7 @@ async def note_refused(
     request_log.add(queue=queue, count=len(body.refused))
     principal.require_queue(queue)
     try:
-        await principal.run_steps(principal.operations.known(queue))
+        await principal.run_instructions(principal.operations.known(queue))
     except Refused as refused:
         if type(refused) is not Refused:
             raise  # about the token or the name

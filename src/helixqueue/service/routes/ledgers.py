@@ -86,10 +86,10 @@ async def _append(
     principal: Principal,
     raw_body: bytes,
 ) -> list[Appended]:
-    answers = await principal.run_steps(
+    answers = await principal.run_instructions(
         ledgers.append_many(principal.operations, ledger, [body.event() for body in bodies]),
         in_thread=is_large(raw_body),
     )
     if all(answer.decision == "refused" for answer in answers):
-        await principal.run_steps(ledgers.show_ledger(principal.operations, ledger))
+        await principal.run_instructions(ledgers.show_ledger(principal.operations, ledger))
     return answers

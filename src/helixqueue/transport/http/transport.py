@@ -19,7 +19,7 @@ from helixqueue.transport.protocol import ClaimResult
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from helixqueue.operations.steps import AnyCall
+    from helixqueue.operations.instructions import AnyCall
     from helixqueue.transport.http.call import HttpCall
     from helixqueue.transport.protocol import (
         AsyncHandlerTransactions,

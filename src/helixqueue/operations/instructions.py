@@ -1,9 +1,8 @@
-"""Operations as generators of steps: run a call, or sleep. A runner does the I/O.
+"""Operations as generators of instructions: run a call, or sleep. A runner does the I/O.
 
-These steps are not the steps of a batch in the ledger.
-
-A generator yields a step and receives the result; a `HelixError` is thrown into it at the step that
-failed. Retries, pauses and the meaning of results are written once, for threads and event loops.
+A generator yields an instruction and receives the result; a `HelixError` is thrown into it at the
+instruction that failed. Retries, pauses and the meaning of results are written once, for threads
+and event loops.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-# A step: `Execute` and `Sleep`, and further steps of fences.
+# An instruction: `Execute` and `Sleep`, and further instructions of fences.
 S = TypeVar("S")
 
 # Upper bounds of the first pause and of every pause between retries of a transaction. Each pause is
@@ -55,8 +54,8 @@ class Sleep:
     seconds: float
 
 
-Step = Execute | Sleep
-Steps = Generator[Step, Any, T]
+Instruction = Execute | Sleep
+Instructions = Generator[Instruction, Any, T]
 
 
 def short_pause(tries: int) -> float:
@@ -76,7 +75,7 @@ def retried(
     seconds: float,
     repeatable: bool = True,
     outage: Callable[[int], float] = short_pause,
-) -> Steps[T]:
+) -> Instructions[T]:
     """Run a call, and retry it until it succeeds or the time is over.
 
     The engine recognises repeats, so a call whose result was lost is also retried, unless it is not
@@ -100,35 +99,41 @@ def retried(
     raise AssertionError("count() does not end")
 
 
-def run_steps(steps: Generator[S, Any, T], perform: Callable[[S], Any]) -> T:
-    """Run every step in this thread; the generator handles each `HelixError`."""
+def run_instructions(instructions: Generator[S, Any, T], perform: Callable[[S], Any]) -> T:
+    """Run every instruction in this thread; the generator handles each `HelixError`."""
     answer: Any = None
     failure: HelixError | None = None
     while True:
         try:
-            step = steps.send(answer) if failure is None else steps.throw(failure)
+            instruction = (
+                instructions.send(answer) if failure is None else instructions.throw(failure)
+            )
         except StopIteration as done:
             result: T = done.value
             return result
         answer = failure = None
         try:
-            answer = perform(step)
+            answer = perform(instruction)
         except HelixError as error:
             failure = error
 
 
-async def run_steps_async(steps: Generator[S, Any, T], perform: Callable[[S], Awaitable[Any]]) -> T:
-    """Run every step in an event loop."""
+async def run_instructions_async(
+    instructions: Generator[S, Any, T], perform: Callable[[S], Awaitable[Any]]
+) -> T:
+    """Run every instruction in an event loop."""
     answer: Any = None
     failure: HelixError | None = None
     while True:
         try:
-            step = steps.send(answer) if failure is None else steps.throw(failure)
+            instruction = (
+                instructions.send(answer) if failure is None else instructions.throw(failure)
+            )
         except StopIteration as done:
             result: T = done.value
             return result
         answer = failure = None
         try:
-            answer = await perform(step)
+            answer = await perform(instruction)
         except HelixError as error:
             failure = error
