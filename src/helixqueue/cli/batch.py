@@ -9,6 +9,7 @@ import typer
 from helixqueue.cli import batch_export, batch_ref, batch_report, show, unicode_diff
 from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.exits import Exit
+from helixqueue.cli.options import argument, option
 from helixqueue.operations import batch_actions, batch_reads
 from helixqueue.states import State
 
@@ -23,21 +24,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Batches: list, show, retry, cancel, erase and more.")
 # Ids, short ids, keys or identities, which commands find; services and clients take ids.
-IN_QUEUE = {
-    "queue": Annotated[
-        str | None, typer.Option("--queue", metavar="NAME", help="Only batches of this queue.")
-    ]
-}
+IN_QUEUE = {"queue": Annotated[str | None, option("--queue NAME", "Only batches of this queue.")]}
 OPTIONAL_REFS = {
     "batch_ids": Annotated[
-        list[str] | None,
-        typer.Argument(metavar="BATCH", help="Ids, keys or identities; omit them to use filters."),
+        list[str] | None, argument("BATCH", "Ids, keys or identities; omit them to use filters.")
     ]
 }
 REVISION = {
     "revision": Annotated[
-        str | None,
-        typer.Option("--revision", metavar="TEXT", help="Revision, if the identity has several."),
+        str | None, option("--revision TEXT", "Revision, if the identity has several.")
     ]
 }
 
@@ -216,8 +211,7 @@ def _note(result: ActionResult) -> str:
 
 _REFS = {
     "batch_id": Annotated[
-        list[str],
-        typer.Argument(metavar="BATCH", help="Ids (at least 8 characters), keys or identities."),
+        list[str], argument("BATCH", "Ids (at least 8 characters), keys or identities.")
     ]
 }
 

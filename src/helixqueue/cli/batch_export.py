@@ -22,6 +22,7 @@ from helixqueue.cli import connection, options, pages, shapes, show
 from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import parameters_of
 from helixqueue.cli.operation import Runner
+from helixqueue.cli.options import option
 from helixqueue.engine import reads
 from helixqueue.errors import NoSuchBatch
 from helixqueue.fence import key_file
@@ -44,20 +45,11 @@ COLUMNS: Final = tuple(field.name for field in fields(BatchContent))
 
 Format = Annotated[
     str | None,
-    typer.Option(
-        "--format",
-        metavar="FORMAT",
-        help="csv or jsonl. [default: by the name of --out, else jsonl]",
-    ),
+    option("--format FORMAT", "csv or jsonl. [default: by the name of --out, else jsonl]"),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        metavar="FILE",
-        dir_okay=False,
-        help="Write to this file instead of standard output.",
-    ),
+    option("--out FILE", "Write to this file instead of standard output.", dir_okay=False),
 ]
 
 

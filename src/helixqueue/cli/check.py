@@ -15,6 +15,7 @@ import typer
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
+from helixqueue.cli.options import option
 from helixqueue.errors import Unavailable
 from helixqueue.fence.key_file import find_keys, read_public
 from helixqueue.ledger.replay import sees_every_tenant
@@ -36,10 +37,9 @@ if TYPE_CHECKING:
 
 TrustedStart = Annotated[
     str | None,
-    typer.Option(
-        "--trusted-start",
-        metavar="DIGEST",
-        help="With --against: the seals begin with the one of this digest, not with number 1.",
+    option(
+        "--trusted-start DIGEST",
+        "With --against: the seals begin with the one of this digest, not with number 1.",
     ),
 ]
 
@@ -62,37 +62,32 @@ def _check(
     *,
     against: Annotated[
         Path | None,
-        typer.Option(
-            "--against",
-            metavar="PATH",
-            help="Also compare with the seals in this file or directory (see `helixq seal`).",
+        option(
+            "--against PATH",
+            "Also compare with the seals in this file or directory (see `helixq seal`).",
         ),
     ] = None,
     exported: Annotated[
         Path | None,
-        typer.Option(
-            "--exported",
-            metavar="FILE",
-            help="Verify this export of `helixq seal --export` instead of a database.",
+        option(
+            "--exported FILE", "Verify this export of `helixq seal --export` instead of a database."
         ),
     ] = None,
     batch: Annotated[
         str | None,
-        typer.Option(
-            "--batch",
-            metavar="REF",
-            help="With --exported: print the verified history of the batch with this id or key.",
+        option(
+            "--batch REF",
+            "With --exported: print the verified history of the batch with this id or key.",
         ),
     ] = None,
     public_key: options.PublicKey = None,
     trusted_start: TrustedStart = None,
     watch: Annotated[
         float | None,
-        typer.Option(
-            "--watch",
-            metavar="SECONDS",
+        option(
+            "--watch SECONDS",
+            "Check again this long after each check until Ctrl-C, and report what changes.",
             min=1,
-            help="Check again this long after each check until Ctrl-C, and report what changes.",
         ),
     ] = None,
     as_json: options.AsJson = False,

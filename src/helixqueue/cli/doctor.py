@@ -10,6 +10,7 @@ import typer
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
+from helixqueue.cli.options import option
 from helixqueue.operate.doctor import examine
 
 _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
@@ -28,13 +29,7 @@ def register(app: typer.Typer) -> None:
 def _doctor(
     *,
     redis: Annotated[
-        str | None,
-        typer.Option(
-            "--redis",
-            metavar="URL",
-            envvar="HELIX_REDIS",
-            help="Also examine this Redis or Valkey.",
-        ),
+        str | None, option("--redis URL", "Also examine this Redis or Valkey.", env="HELIX_REDIS")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -9,6 +9,7 @@ import typer
 from helixqueue.cli import connection, options, show, times
 from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
+from helixqueue.cli.options import argument, option
 from helixqueue.engine import metrics
 from helixqueue.operations import duties
 
@@ -69,13 +70,10 @@ def _is_late(row: DutyRow) -> bool:
 @command(app, "set", example='helixq duty set reconcile --every 5m --reason "a slow disk"')
 @connection.database_only(NO_SERVICE)
 def _set(
-    duty: Annotated[str, typer.Argument(metavar="DUTY", help="Name of the duty.")],
+    duty: Annotated[str, argument("DUTY", "Name of the duty.")],
     *,
     every: Annotated[
-        float,
-        typer.Option(
-            "--every", metavar="DURATION", parser=_interval, help="Interval, such as 30s or 5m."
-        ),
+        float, option("--every DURATION", "Interval, such as 30s or 5m.", parser=_interval)
     ],
     reason: options.Reason,
     actor: options.Actor = None,

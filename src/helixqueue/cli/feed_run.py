@@ -10,16 +10,17 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
+from helixqueue.cli.options import argument, option
 from helixqueue.client.feed_program import FeedProgram, FeedRunner
 from helixqueue.client.sync import HelixQueue
 from helixqueue.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import typer
 
 
 def register(app: typer.Typer) -> None:
@@ -29,36 +30,27 @@ def register(app: typer.Typer) -> None:
 
 Exec = Annotated[
     str,
-    typer.Option(
-        "--exec",
-        metavar="COMMAND",
+    option(
+        "--exec COMMAND",
+        "Program to run for each event.",
         parser=options.shell_command,
-        help="Program to run for each event.",
         show_default=False,
     ),
 ]
-UntilIdle = Annotated[bool, typer.Option("--until-idle", help="Exit when no event is left.")]
+UntilIdle = Annotated[bool, option("--until-idle", "Exit when no event is left.")]
 Replayable = Annotated[
     bool,
-    typer.Option(
-        "--replayable", help="The effect may run again with the same key: after a crash it does."
-    ),
+    option("--replayable", "The effect may run again with the same key: after a crash it does."),
 ]
 Lease = Annotated[
     float,
-    typer.Option(
-        "--lease",
-        metavar="SECONDS",
-        min=1,
-        max=3600,
-        help="Until a holder that has stopped counts as lost.",
-    ),
+    option("--lease SECONDS", "Until a holder that has stopped counts as lost.", min=1, max=3600),
 ]
 
 
 def _run(
     *,
-    feed: Annotated[str, typer.Argument(metavar="FEED", help="Name of the feed.")],
+    feed: Annotated[str, argument("FEED", "Name of the feed.")],
     program: Exec,
     until_idle: UntilIdle = False,
     replayable: Replayable = False,

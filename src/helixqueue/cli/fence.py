@@ -10,6 +10,7 @@ import typer
 from helixqueue.cli import connection, operation, options, shapes, show, times
 from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
+from helixqueue.cli.options import argument, option
 from helixqueue.cli.rehearse import rehearse
 from helixqueue.errors import Refused
 from helixqueue.fence import operations as fences
@@ -33,63 +34,37 @@ _STYLES = {
     FenceState.RELEASED: "magenta",
 }
 
-Fence = Annotated[str, typer.Argument(metavar="FENCE", help="Key v1:..., or identity with --name.")]
-Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the fence.")]
+Fence = Annotated[str, argument("FENCE", "Key v1:..., or identity with --name.")]
+Name = Annotated[str | None, option("--name NAME", "Name of the fence.")]
 
 FenceOrFilters = Annotated[
-    str | None,
-    typer.Argument(metavar="FENCE", help="Key v1:..., or identity with --name; else filters."),
+    str | None, argument("FENCE", "Key v1:..., or identity with --name; else filters.")
 ]
 Verdict = Annotated[
-    bool,
-    typer.Option(
-        "--applied/--not-applied", help="Whether the effect happened.", show_default=False
-    ),
+    bool, option("--applied/--not-applied", "Whether the effect happened.", show_default=False)
 ]
 Decider = Annotated[
     str | None,
-    typer.Option(
-        "--actor",
-        metavar="NAME",
-        help="Who decides; required with --dsn or --data. A service records the token.",
+    option(
+        "--actor NAME", "Who decides; required with --dsn or --data. A service records the token."
     ),
 ]
-Effect = Annotated[
-    str | None,
-    typer.Option("--effect", metavar="ID", help="Id of the effect in the external system."),
-]
-Result = Annotated[
-    str | None, typer.Option("--result", metavar="JSON", help="Result for repeated calls.")
-]
+Effect = Annotated[str | None, option("--effect ID", "Id of the effect in the external system.")]
+Result = Annotated[str | None, option("--result JSON", "Result for repeated calls.")]
 HttpStatus = Annotated[
     int | None,
-    typer.Option(
-        "--http-status",
-        metavar="CODE",
-        min=200,
-        max=499,
-        help="HTTP status for repeated requests; 200 unless set.",
+    option(
+        "--http-status CODE", "HTTP status for repeated requests; 200 unless set.", min=200, max=499
     ),
 ]
-Correct = Annotated[
-    bool, typer.Option("--correct", help="Replace an earlier resolution.", show_default=False)
-]
-Route = Annotated[
-    str | None,
-    typer.Option("--route", metavar="PATH", help="Path of a policy route, in place of --name."),
-]
+Correct = Annotated[bool, option("--correct", "Replace an earlier resolution.", show_default=False)]
+Route = Annotated[str | None, option("--route PATH", "Path of a policy route, in place of --name.")]
 State = Annotated[
-    FenceState | None,
-    typer.Option("--state", case_sensitive=False, help="IN_DOUBT or EFFECT_STARTED."),
+    FenceState | None, option("--state", "IN_DOUBT or EFFECT_STARTED.", case_sensitive=False)
 ]
-Age = Annotated[
-    float | None,
-    typer.Option("--age", metavar="SECONDS", min=0, help="In their state for so long."),
-]
+Age = Annotated[float | None, option("--age SECONDS", "In their state for so long.", min=0)]
 
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would be resolved; change nothing.")
-]
+DryRun = Annotated[bool, option("--dry-run", "Show what would be resolved; change nothing.")]
 
 
 def register(parent: typer.Typer) -> None:

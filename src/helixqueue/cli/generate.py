@@ -16,6 +16,7 @@ import typer
 from helixqueue import __version__
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
+from helixqueue.cli.options import option
 from helixqueue.errors import Refused
 from helixqueue.identity import check_name
 from helixqueue.operate import alerts
@@ -36,25 +37,19 @@ _FORMS = {
 
 Write = Annotated[
     Path | None,
-    typer.Option(
-        "--write", metavar="DIR", help="Write the files to this directory instead of printing them."
-    ),
+    option("--write DIR", "Write the files to this directory instead of printing them."),
 ]
-Slots = Annotated[
-    int,
-    typer.Option("--slots", metavar="N", min=1, max=1000, help="Concurrent batches per worker."),
-]
+Slots = Annotated[int, option("--slots N", "Concurrent batches per worker.", min=1, max=1000)]
 Grace = Annotated[
     int,
-    typer.Option(
-        "--grace",
-        metavar="SECONDS",
+    option(
+        "--grace SECONDS",
+        "Time for running batches to finish when the worker is stopped.",
         min=0,
         max=86_400,
-        help="Time for running batches to finish when the worker is stopped.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print names and texts as JSON.")]
+AsJson = Annotated[bool, option("--json", "Print names and texts as JSON.")]
 
 NO_SERVICE = "generate writes files and uses no service or database"
 
@@ -68,23 +63,12 @@ def register(parent: typer.Typer) -> None:
 def _systemd(
     *,
     helixq: Annotated[
-        str | None,
-        typer.Option(
-            "--helixq", metavar="PATH", help="Path of the helixq program. [default: this program]"
-        ),
+        str | None, option("--helixq PATH", "Path of the helixq program. [default: this program]")
     ] = None,
-    user: Annotated[
-        str, typer.Option("--user", metavar="NAME", help="User of the units.")
-    ] = "helixq",
-    config: Annotated[
-        str, typer.Option("--config", metavar="DIR", help="Directory of the .env files.")
-    ] = "/etc/helixq",
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Address of the service.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", metavar="PORT", min=1, max=65535, help="Port of the service.")
-    ] = 8080,
+    user: Annotated[str, option("--user NAME", "User of the units.")] = "helixq",
+    config: Annotated[str, option("--config DIR", "Directory of the .env files.")] = "/etc/helixq",
+    host: Annotated[str, option("--host ADDRESS", "Address of the service.")] = "127.0.0.1",
+    port: Annotated[int, option("--port PORT", "Port of the service.", min=1, max=65535)] = 8080,
     slots: Slots = 4,
     grace: Grace = 60,
     write: Write = None,
@@ -115,31 +99,16 @@ def _systemd(
 @connection.without_service(NO_SERVICE)
 def _kubernetes(
     *,
-    image: Annotated[
-        str,
-        typer.Option("--image", metavar="IMAGE", help="Container image with helixq in its PATH."),
-    ],
-    namespace: Annotated[
-        str, typer.Option("--namespace", metavar="NAME", help="Namespace.")
-    ] = "helixq",
+    image: Annotated[str, option("--image IMAGE", "Container image with helixq in its PATH.")],
+    namespace: Annotated[str, option("--namespace NAME", "Namespace.")] = "helixq",
     replicas: Annotated[
-        int,
-        typer.Option("--replicas", metavar="N", min=1, max=100, help="Replicas of the service."),
+        int, option("--replicas N", "Replicas of the service.", min=1, max=100)
     ] = 2,
     queue: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--queue", metavar="NAME", help="Add workers for this queue; repeat for several."
-        ),
+        list[str] | None, option("--queue NAME", "Add workers for this queue; repeat for several.")
     ] = None,
     program: Annotated[
-        str,
-        typer.Option(
-            "--exec",
-            metavar="COMMAND",
-            parser=options.shell_command,
-            help="Program that the workers run.",
-        ),
+        str, option("--exec COMMAND", "Program that the workers run.", parser=options.shell_command)
     ] = "/app/work",
     slots: Slots = 1,
     grace: Grace = 60,
@@ -173,12 +142,7 @@ def _kubernetes(
 def _alerts(
     *,
     runbooks: Annotated[
-        str,
-        typer.Option(
-            "--runbooks",
-            metavar="URL",
-            help="Where your copy of the runbooks is; alerts link to it.",
-        ),
+        str, option("--runbooks URL", "Where your copy of the runbooks is; alerts link to it.")
     ] = alerts.RUNBOOKS,
     write: Write = None,
     as_json: AsJson = False,

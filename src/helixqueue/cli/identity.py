@@ -9,6 +9,7 @@ import typer
 from helixqueue.cli import connection, operation, options, show, times
 from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
+from helixqueue.cli.options import argument
 from helixqueue.identity.twins import find_twins
 from helixqueue.operations import identities
 from helixqueue.records.batch import identity_value
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Identities: refused, twins.")
 
-InQueue = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
+InQueue = Annotated[str, argument("QUEUE", "Name of the queue.")]
 
 
 def register(parent: typer.Typer) -> None:

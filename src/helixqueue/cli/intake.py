@@ -15,6 +15,7 @@ import typer
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
+from helixqueue.cli.options import option
 from helixqueue.log import terminal
 from helixqueue.operations import intakes
 from helixqueue.operations.letters import list_letters
@@ -29,63 +30,42 @@ NO_SERVICE = "an intake works on a database; run it with --dsn or --data"
 HEALTHY: Final = ("reading", "stopped")
 
 
-Config = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="TOML file with these settings.")
-]
+Config = Annotated[Path | None, option("--config FILE", "TOML file with these settings.")]
 Redis = Annotated[
     str | None,
-    typer.Option(
-        "--redis",
-        metavar="URL",
+    option(
+        "--redis URL",
+        "Redis or Valkey. Its password is read from HELIX_REDIS_PASSWORD or a file.",
         parser=options.redis_url,
-        help="Redis or Valkey. Its password is read from HELIX_REDIS_PASSWORD or a file.",
     ),
 ]
 PasswordFile = Annotated[
-    str | None,
-    typer.Option("--redis-password-file", metavar="FILE", help="File with the password of Redis."),
+    str | None, option("--redis-password-file FILE", "File with the password of Redis.")
 ]
-Stream = Annotated[str | None, typer.Option("--stream", metavar="NAME", help="Stream to read.")]
-Group = Annotated[
-    str | None,
-    typer.Option("--group", metavar="NAME", help="Consumer group. [default: helixqueue]"),
-]
+Stream = Annotated[str | None, option("--stream NAME", "Stream to read.")]
+Group = Annotated[str | None, option("--group NAME", "Consumer group. [default: helixqueue]")]
 Consumer = Annotated[
-    str | None,
-    typer.Option(
-        "--consumer", metavar="NAME", help="Stable name of this consumer. [default: the host name]"
-    ),
+    str | None, option("--consumer NAME", "Stable name of this consumer. [default: the host name]")
 ]
 Queues = Annotated[
     list[str] | None,
-    typer.Option(
-        "--queue",
-        metavar="QUEUE",
-        help="Queue that messages may name; repeatable. '*': every queue of the tenant.",
+    option(
+        "--queue QUEUE", "Queue that messages may name; repeatable. '*': every queue of the tenant."
     ),
 ]
 Count = Annotated[
     int | None,
-    typer.Option(
-        "--count",
-        metavar="N",
-        min=1,
-        max=10_000,
-        help="Entries per read and transaction. [default: 32]",
-    ),
+    option("--count N", "Entries per read and transaction. [default: 32]", min=1, max=10_000),
 ]
 Idle = Annotated[
     float | None,
-    typer.Option(
-        "--idle",
-        metavar="SECONDS",
+    option(
+        "--idle SECONDS",
+        "Take over entries that are pending for this long. [default: 120]",
         min=0.01,
-        help="Take over entries that are pending for this long. [default: 120]",
     ),
 ]
-Trim = Annotated[
-    bool, typer.Option("--trim", help="Delete entries that every group has acknowledged.")
-]
+Trim = Annotated[bool, option("--trim", "Delete entries that every group has acknowledged.")]
 
 
 def register(parent: typer.Typer) -> None:

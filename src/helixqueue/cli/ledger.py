@@ -14,6 +14,7 @@ from helixqueue.cli import connection, operation, options, shapes, show
 from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.exits import Exit
+from helixqueue.cli.options import argument, option
 from helixqueue.errors import NoSuchEntity, Refused
 from helixqueue.identity import loads
 from helixqueue.operations import ledgers
@@ -31,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True, help="Ledgers: list, declare, append, show, replay, seal, verify."
 )
 STORED: Final = frozenset(("written", "duplicate"))
-LedgerName = Annotated[str, typer.Argument(metavar="LEDGER", help="Name of the ledger.")]
+LedgerName = Annotated[str, argument("LEDGER", "Name of the ledger.")]
 
 
 def register(parent: typer.Typer) -> None:
@@ -73,26 +74,14 @@ def _declare(row: LedgerRow) -> None:
 def _append(
     *,
     ledger: LedgerName,
-    entity: Annotated[
-        str | None, typer.Argument(metavar="ENTITY", help="Entity, such as drone-7.")
-    ] = None,
-    seq: Annotated[
-        int | None, typer.Argument(metavar="SEQ", help="Sequence number, from 1.")
-    ] = None,
-    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="Kind of the event.")] = None,
-    payload: Annotated[
-        str | None, typer.Option("--payload", metavar="JSON", help="Payload.")
-    ] = None,
-    node: Annotated[
-        str | None, typer.Option("--node", metavar="NAME", help="Where the event was observed.")
-    ] = None,
+    entity: Annotated[str | None, argument("ENTITY", "Entity, such as drone-7.")] = None,
+    seq: Annotated[int | None, argument("SEQ", "Sequence number, from 1.")] = None,
+    kind: Annotated[str | None, argument("KIND", "Kind of the event.")] = None,
+    payload: Annotated[str | None, option("--payload JSON", "Payload.")] = None,
+    node: Annotated[str | None, option("--node NAME", "Where the event was observed.")] = None,
     file: Annotated[
         Path | None,
-        typer.Option(
-            "--file",
-            metavar="FILE",
-            help="Append the events of a JSONL file instead; - for standard input.",
-        ),
+        option("--file FILE", "Append the events of a JSONL file instead; - for standard input."),
     ] = None,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
@@ -166,9 +155,7 @@ def _json(what: str, text: str) -> Any:  # noqa: ANN401 - JSON
 def _show(
     *,
     ledger: LedgerName,
-    entity: Annotated[
-        list[str], typer.Argument(metavar="ENTITY...", help="Entity; its parts, if it has several.")
-    ],
+    entity: Annotated[list[str], argument("ENTITY...", "Entity; its parts, if it has several.")],
     tenant: options.Tenant = None,
     as_json: options.AsJson = False,
 ) -> None:

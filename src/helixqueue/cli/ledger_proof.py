@@ -12,6 +12,7 @@ import typer
 from helixqueue.cli import connection, operation, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
+from helixqueue.cli.options import argument, option
 from helixqueue.engine import ledgers as calls
 from helixqueue.errors import Refused
 from helixqueue.fence.key_file import read_keys, read_public
@@ -28,10 +29,8 @@ if TYPE_CHECKING:
     from helixqueue.ledger.event_chain import LedgerReplay
 
 NEEDS_DATABASE = "hashes are read from the database itself"
-LedgerName = Annotated[str, typer.Argument(metavar="LEDGER", help="Name of the ledger.")]
-Heads = Annotated[
-    Path, typer.Option("--against", metavar="FILE", help="Signed heads.", show_default=False)
-]
+LedgerName = Annotated[str, argument("LEDGER", "Name of the ledger.")]
+Heads = Annotated[Path, option("--against FILE", "Signed heads.", show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
@@ -50,11 +49,7 @@ def _replay(
     ledger: LedgerName,
     export: Annotated[
         Path | None,
-        typer.Option(
-            "--export",
-            metavar="FILE",
-            help="Also write the events to this new JSONL file, for auditors.",
-        ),
+        option("--export FILE", "Also write the events to this new JSONL file, for auditors."),
     ] = None,
     tenant: options.Tenant = None,
     as_json: options.AsJson = False,
@@ -113,10 +108,9 @@ def _seal(
     ledger: LedgerName,
     to: Annotated[
         Path,
-        typer.Option(
-            "--to",
-            metavar="FILE",
-            help="File that gets one line per head; one file per ledger.",
+        option(
+            "--to FILE",
+            "File that gets one line per head; one file per ledger.",
             show_default=False,
         ),
     ],
@@ -152,10 +146,9 @@ def _verify(
     against: Heads,
     exported: Annotated[
         Path | None,
-        typer.Option(
-            "--exported",
-            metavar="FILE",
-            help="Verify this export of `ledger replay --export` instead of the database.",
+        option(
+            "--exported FILE",
+            "Verify this export of `ledger replay --export` instead of the database.",
         ),
     ] = None,
     public_key: options.PublicKey = None,

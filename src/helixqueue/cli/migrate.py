@@ -8,6 +8,7 @@ import typer
 
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
+from helixqueue.cli.options import option
 from helixqueue.client.embedded_setup import set_up
 from helixqueue.engine.migrate import migrate, print_sql
 
@@ -22,22 +23,14 @@ def register(app: typer.Typer) -> None:
 def _migrate(
     *,
     sql: Annotated[
-        bool,
-        typer.Option("--print-sql", help="Print the SQL script for psql; uses no database."),
+        bool, option("--print-sql", "Print the SQL script for psql; uses no database.")
     ] = False,
     since: Annotated[
         str | None,
-        typer.Option(
-            "--since",
-            metavar="REVISION",
-            help="With --print-sql: only changes after this revision.",
-        ),
+        option("--since REVISION", "With --print-sql: only changes after this revision."),
     ] = None,
     wait: Annotated[
-        float,
-        typer.Option(
-            "--wait", metavar="SECONDS", min=0, help="Maximum wait for another migration."
-        ),
+        float, option("--wait SECONDS", "Maximum wait for another migration.", min=0)
     ] = 120.0,
     as_json: options.AsJson = False,
 ) -> None:

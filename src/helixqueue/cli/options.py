@@ -17,6 +17,20 @@ DEFAULT_TENANT = "default"  # the default of the Python clients, too
 LIMIT_MAX = 100_000
 
 
+def option(flag: str, text: str, *, env: str | None = None, **more: Any) -> Any:  # noqa: ANN401
+    """An option, such as `--limit N`, with its help; `env` is the variable that also sets it."""
+    name, _, metavar = flag.partition(" ")
+    if env is not None:
+        more |= {"envvar": env, "show_envvar": False}
+        text = text if "[env: " in text else f"{text} [env: {env}]"
+    return typer.Option(name, metavar=metavar or None, help=text, **more)
+
+
+def argument(metavar: str, text: str) -> Any:  # noqa: ANN401 - as Typer declares it
+    """An argument with its help."""
+    return typer.Argument(metavar=metavar, help=text)
+
+
 def _directory(path: str | Path) -> Path:
     """Path("") is the working directory, which `--data "$UNSET"` must not select."""
     if not os.fspath(path):
@@ -77,95 +91,65 @@ def redis_url(url: str) -> str:
 
 ResubmitFailed = Annotated[
     str | None,
-    typer.Option(
-        "--resubmit-failed",
-        metavar="RULE",
+    option(
+        "--resubmit-failed RULE",
+        "What a new source does to a FAILED batch: answer (nothing) or retry.",
         parser=_resubmit_rule,
-        help="What a new source does to a FAILED batch: answer (nothing) or retry.",
     ),
 ]
-Dsn = Annotated[
-    str | None, typer.Option("--dsn", metavar="DSN", help="Use this PostgreSQL. [env: HELIX_DSN]")
-]
+Dsn = Annotated[str | None, option("--dsn DSN", "Use this PostgreSQL. [env: HELIX_DSN]")]
 Data = Annotated[
     Path | None,
-    typer.Option(
-        "--data",
-        metavar="DIR",
+    option(
+        "--data DIR",
+        "Use the embedded servers in this directory. [env: HELIX_DATA, default: ./helix-data]",
         parser=_directory,
-        help="Use the embedded servers in this directory. [env: HELIX_DATA, default: ./helix-data]",
     ),
 ]
-Url = Annotated[
-    str | None, typer.Option("--url", metavar="URL", help="Use this HTTP service. [env: HELIX_URL]")
-]
+Url = Annotated[str | None, option("--url URL", "Use this HTTP service. [env: HELIX_URL]")]
 Token = Annotated[
     str | None,
-    typer.Option(
-        "--token",
-        metavar="TOKEN",
-        help="Token for --url. Prefer the environment: process lists show arguments. "
-        "[env: HELIX_TOKEN]",
+    option(
+        "--token TOKEN",
+        "Token for --url. Prefer the environment: process lists show arguments. [env: HELIX_TOKEN]",
     ),
 ]
 Tenant = Annotated[
     str | None,
-    typer.Option(
-        "--tenant",
-        metavar="NAME",
-        envvar="HELIX_TENANT",
-        show_envvar=False,
-        help="Tenant. [env: HELIX_TENANT, default: the only tenant of the login]",
+    option(
+        "--tenant NAME",
+        "Tenant. [env: HELIX_TENANT, default: the only tenant of the login]",
+        env="HELIX_TENANT",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, option("--json", "Print JSON.")]
 Actor = Annotated[
     str | None,
-    typer.Option(
-        "--actor",
-        metavar="NAME",
-        help="Name to record as the author. [default: the database login]",
-    ),
+    option("--actor NAME", "Name to record as the author. [default: the database login]"),
 ]
 Reason = Annotated[
     str,
-    typer.Option(
-        "--reason",
-        metavar="TEXT",
-        parser=_reason,
-        help="Reason to record in the ledger.",
-        show_default=False,
-    ),
+    option("--reason TEXT", "Reason to record in the ledger.", parser=_reason, show_default=False),
 ]
-Limit = Annotated[
-    int,
-    typer.Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="Maximum number of rows."),
-]
+Limit = Annotated[int, option("--limit N", "Maximum number of rows.", min=1, max=LIMIT_MAX)]
 ActionLimit = Annotated[
     int | None,
-    typer.Option(
-        "--limit",
-        metavar="N",
+    option(
+        "--limit N",
+        "Maximum number of batches that filters select. [default: all]",
         min=1,
         max=LIMIT_MAX,
-        help="Maximum number of batches that filters select. [default: all]",
     ),
 ]
-After = Annotated[
-    str | None, typer.Option("--after", metavar="CURSOR", help="Continue after this cursor.")
-]
+After = Annotated[str | None, option("--after CURSOR", "Continue after this cursor.")]
 Key = Annotated[
-    Path | None,
-    typer.Option(
-        "--key", metavar="FILE", help="Key file. [env: HELIX_KEY, default: ~/.config/helixq.key]"
-    ),
+    Path | None, option("--key FILE", "Key file. [env: HELIX_KEY, default: ~/.config/helixq.key]")
 ]
 PublicKey = Annotated[
     Path | None,
-    typer.Option(
-        "--public-key",
-        metavar="FILE",
-        help="Public keys: the output of `key public`, or 32 bytes, raw or in hex. "
+    option(
+        "--public-key FILE",
+        "Public keys: the output of `key public`, or 32 bytes, raw or in hex. "
         "[default: those of the key file]",
     ),
 ]

@@ -13,6 +13,7 @@ import typer
 from helixqueue.cli import connection, operation, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
+from helixqueue.cli.options import argument, option
 from helixqueue.errors import NoSuchFence, Refused
 from helixqueue.fence import key_file
 from helixqueue.fence import operations as fences
@@ -40,34 +41,22 @@ def _receipts() -> None:
 
 
 AnswerOption = Annotated[
-    Path | None,
-    typer.Option("--answer", metavar="FILE", help="The sealed result, to verify its digest."),
+    Path | None, option("--answer FILE", "The sealed result, to verify its digest.")
 ]
 
 
 @command(app, "verify", example="helixq receipt verify receipt.json")
 def _verify(
     receipt: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE", help="JSON of a receipt or of `fence show`; - is standard input."
-        ),
+        str, argument("FILE", "JSON of a receipt or of `fence show`; - is standard input.")
     ],
     *,
     answer: AnswerOption = None,
     public_key: options.PublicKey = None,
-    secret: Annotated[
-        Path | None, typer.Option("--secret", metavar="FILE", help="HMAC secret, raw bytes.")
-    ] = None,
-    key_id: Annotated[
-        str, typer.Option("--key-id", metavar="ID", help="Id of the HMAC secret.")
-    ] = "1",
+    secret: Annotated[Path | None, option("--secret FILE", "HMAC secret, raw bytes.")] = None,
+    key_id: Annotated[str, option("--key-id ID", "Id of the HMAC secret.")] = "1",
     recorded: Annotated[
-        bool,
-        typer.Option(
-            "--recorded",
-            help="Also compare with the record of --url, --dsn or --data.",
-        ),
+        bool, option("--recorded", "Also compare with the record of --url, --dsn or --data.")
     ] = False,
     url: options.Url = None,
     token: options.Token = None,

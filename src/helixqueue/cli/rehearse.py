@@ -15,6 +15,7 @@ import typer
 
 from helixqueue.cli import connection, operation, options, show
 from helixqueue.cli.exits import Exit
+from helixqueue.cli.options import argument, option
 from helixqueue.cli.submission_files import MAX_LINE_BYTES
 from helixqueue.errors import Refused
 from helixqueue.fence import operations
@@ -111,14 +112,11 @@ def _open(file: str) -> Iterator[IO[bytes]]:
 @connection.service_or_database
 def rehearse(
     file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE", help='JSON lines {"name", "key", "payload"}; - is standard input.'
-        ),
+        str, argument("FILE", 'JSON lines {"name", "key", "payload"}; - is standard input.')
     ],
     *,
     may_run: Annotated[
-        bool, typer.Option("--may-run", help="Accept calls that would run for the first time.")
+        bool, option("--may-run", "Accept calls that would run for the first time.")
     ] = False,
     tenant: options.Tenant = None,
     as_json: options.AsJson = False,

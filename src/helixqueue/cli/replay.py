@@ -11,6 +11,7 @@ import typer
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
+from helixqueue.cli.options import option
 from helixqueue.ledger.replay import COUNTS, estimate, replay, sees_every_tenant
 from helixqueue.operations.instructions import Sleep, retried, run_instructions
 from helixqueue.transport.http import checks
@@ -33,8 +34,7 @@ def register(app: typer.Typer) -> None:
 def _replay(
     *,
     limit: Annotated[
-        int,
-        typer.Option("--limit", metavar="N", min=1, help="Maximum number of violations to show."),
+        int, option("--limit N", "Maximum number of violations to show.", min=1)
     ] = 100,
     as_json: options.AsJson = False,
 ) -> None:

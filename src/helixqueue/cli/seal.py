@@ -9,6 +9,7 @@ import typer
 
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
+from helixqueue.cli.options import option
 from helixqueue.fence.key_file import public_document, publish_beside, read_keys
 from helixqueue.operate.exported import write_export
 from helixqueue.operate.seal import SEALS, last_head, make_seal
@@ -28,19 +29,17 @@ def _seal(
     *,
     to: Annotated[
         Path,
-        typer.Option(
-            "--to",
-            metavar="PATH",
-            help="File that gets one line per seal, or a directory that gets one file per seal.",
+        option(
+            "--to PATH",
+            "File that gets one line per seal, or a directory that gets one file per seal.",
             show_default=False,
         ),
     ],
     export: Annotated[
         Path | None,
-        typer.Option(
-            "--export",
-            metavar="FILE",
-            help="Also append the sealed ledger entries to this JSONL file, for auditors, with the "
+        option(
+            "--export FILE",
+            "Also append the sealed ledger entries to this JSONL file, for auditors, with the "
             "public keys in FILE.keys.json.",
         ),
     ] = None,

@@ -11,6 +11,7 @@ import typer
 
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
+from helixqueue.cli.options import option
 from helixqueue.errors import NotInstalled
 from helixqueue.fence.key_file import find_keys
 from helixqueue.log import terminal
@@ -19,12 +20,10 @@ NO_SERVICE = "serve starts a service on a database; run it with --dsn"
 
 ListenDsn = Annotated[
     str | None,
-    typer.Option(
-        "--listen-dsn",
-        metavar="DSN",
-        envvar="HELIX_LISTEN_DSN",
-        show_envvar=False,
-        help="Direct connection past pgbouncer that wakes waiting workers. [env: HELIX_LISTEN_DSN]",
+    option(
+        "--listen-dsn DSN",
+        "Direct connection past pgbouncer that wakes waiting workers.",
+        env="HELIX_LISTEN_DSN",
     ),
 ]
 
@@ -35,103 +34,64 @@ def register(app: typer.Typer) -> None:
 
 
 DsnOption = Annotated[
-    str | None,
-    typer.Option(
-        "--dsn",
-        metavar="DSN",
-        envvar="HELIX_DSN",
-        show_envvar=False,
-        help="The database, with the service's login. [env: HELIX_DSN]",
-    ),
+    str | None, option("--dsn DSN", "The database, with the service's login.", env="HELIX_DSN")
 ]
 PortOption = Annotated[
-    int,
-    typer.Option(
-        "--port",
-        metavar="PORT",
-        min=0,
-        max=65535,
-        help="Port to listen on; 0 selects a free one.",
-    ),
+    int, option("--port PORT", "Port to listen on; 0 selects a free one.", min=0, max=65535)
 ]
 MaxPendingOption = Annotated[
     int,
-    typer.Option(
-        "--max-pending",
-        metavar="N",
+    option(
+        "--max-pending N",
+        "Maximum pending batches per queue; more are refused with 429.",
         min=1,
         max=100000,
-        help="Maximum pending batches per queue; more are refused with 429.",
     ),
 ]
 RateOption = Annotated[
     float,
-    typer.Option(
-        "--rate",
-        metavar="N",
-        min=1,
-        help="Maximum requests per second and token; more are refused with 429.",
-    ),
+    option("--rate N", "Maximum requests per second and token; more are refused with 429.", min=1),
 ]
 MetricsTenantOption = Annotated[
     str | None,
-    typer.Option(
-        "--metrics-tenant",
-        metavar="NAME",
-        help="Only tokens of this tenant read the metrics of all tenants.",
-    ),
+    option("--metrics-tenant NAME", "Only tokens of this tenant read the metrics of all tenants."),
 ]
 
 SealTo = Annotated[
     Path | None,
-    typer.Option(
-        "--seal-to",
-        metavar="DIR",
+    option(
+        "--seal-to DIR",
+        "Write seals of the ledger to this directory.",
         exists=True,
         file_okay=False,
-        help="Write seals of the ledger to this directory.",
     ),
 ]
-SealEvery = Annotated[
-    float,
-    typer.Option("--seal-every", metavar="SECONDS", min=1, help="Time between two seals."),
-]
+SealEvery = Annotated[float, option("--seal-every SECONDS", "Time between two seals.", min=1)]
 
 PolicyFile = Annotated[
-    Path | None,
-    typer.Option("--policy", metavar="FILE", help="idempotency.yml for the service's own writes."),
+    Path | None, option("--policy FILE", "idempotency.yml for the service's own writes.")
 ]
 
 RedisOption = Annotated[
     str | None,
-    typer.Option(
-        "--redis",
-        metavar="URL",
+    option(
+        "--redis URL",
+        "Redis of stream intakes: the service reads lag and age for its metrics.",
         parser=options.redis_url,
-        help="Redis of stream intakes: the service reads lag and age for its metrics.",
     ),
 ]
 
 ConnectionsOption = Annotated[
-    int,
-    typer.Option(
-        "--connections", metavar="N", min=1, max=1000, help="Maximum database connections."
-    ),
+    int, option("--connections N", "Maximum database connections.", min=1, max=1000)
 ]
 AllowedHostOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--allowed-host",
-        metavar="NAME",
-        help="Refuse requests to other host names than this one; repeatable.",
-    ),
+    option("--allowed-host NAME", "Refuse requests to other host names than this one; repeatable."),
 ]
 TrustedProxyOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--trusted-proxy",
-        metavar="ADDRESS",
-        help="Trust X-Forwarded-For from this address or network; repeatable.",
+    option(
+        "--trusted-proxy ADDRESS", "Trust X-Forwarded-For from this address or network; repeatable."
     ),
 ]
 
@@ -139,12 +99,10 @@ TrustedProxyOption = Annotated[
 def _serve(
     *,
     dsn: DsnOption = None,
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")
-    ] = "127.0.0.1",
+    host: Annotated[str, option("--host ADDRESS", "Address to listen on.")] = "127.0.0.1",
     port: PortOption = 8080,
     pooled: Annotated[
-        bool, typer.Option("--pooled", help="The DSN is a pgbouncer in transaction mode.")
+        bool, option("--pooled", "The DSN is a pgbouncer in transaction mode.")
     ] = False,
     listen_dsn: ListenDsn = None,
     connections: ConnectionsOption = 10,
@@ -158,7 +116,7 @@ def _serve(
     seal_to: SealTo = None,
     seal_every: SealEvery = 3600.0,
     redis: RedisOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the URL as JSON.")] = False,
+    as_json: Annotated[bool, option("--json", "Print the URL as JSON.")] = False,
 ) -> None:
     """Serve the HTTP API until a signal.
 

@@ -16,6 +16,7 @@ import typer
 from helixqueue.cli import connection, options, show, submission_files, times
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
+from helixqueue.cli.options import argument, option
 from helixqueue.client.backend import backend_of
 from helixqueue.client.sync import HelixQueue
 from helixqueue.engine import calls
@@ -35,70 +36,40 @@ PROBLEMS_PRINTED = 100  # on a terminal; `--json` shows up to PROBLEMS_KEPT
 PROBLEMS_KEPT = 1_000
 _PEEK_BYTES = 4096
 
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
-Identity = Annotated[
-    str | None, typer.Argument(metavar="IDENTITY", help="Business identifier of the work.")
-]
-Payload = Annotated[
-    str | None, typer.Argument(metavar="PAYLOAD", help="Payload as JSON. [default: {}]")
-]
+QueueName = Annotated[str, argument("QUEUE", "Name of the queue.")]
+Identity = Annotated[str | None, argument("IDENTITY", "Business identifier of the work.")]
+Payload = Annotated[str | None, argument("PAYLOAD", "Payload as JSON. [default: {}]")]
 Source = Annotated[
-    str | None,
-    typer.Option(
-        "--from", metavar="FILE", help="Submit the rows of this file; - is standard input."
-    ),
+    str | None, option("--from FILE", "Submit the rows of this file; - is standard input.")
 ]
 Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format", metavar="FORMAT", help="json, jsonl or csv. [default: by name or content]"
-    ),
+    str | None, option("--format FORMAT", "json, jsonl or csv. [default: by name or content]")
 ]
 IdentityColumn = Annotated[
     list[str] | None,
-    typer.Option(
-        "--identity-column",
-        metavar="NAME",
-        help="Column of --from with (a part of) the identity; the others form the payload.",
+    option(
+        "--identity-column NAME",
+        "Column of --from with (a part of) the identity; the others form the payload.",
     ),
 ]
-Part = Annotated[
-    list[str] | None, typer.Option("--part", metavar="TEXT", help="Further part of the identity.")
-]
+Part = Annotated[list[str] | None, option("--part TEXT", "Further part of the identity.")]
 Revision = Annotated[
-    str | None,
-    typer.Option(
-        "--revision", metavar="TEXT", help="Revision of the identity; a new revision is new work."
-    ),
+    str | None, option("--revision TEXT", "Revision of the identity; a new revision is new work.")
 ]
 Priority = Annotated[
-    int | None,
-    typer.Option(
-        "--priority", metavar="N", min=0, max=9, help="0 (first) to 9 (last). [default: 5]"
-    ),
+    int | None, option("--priority N", "0 (first) to 9 (last). [default: 5]", min=0, max=9)
 ]
 RunAt = Annotated[
-    str | None,
-    typer.Option(
-        "--run-at", metavar="TIME", help="Do not start before, such as 2026-03-01T08:00 or +2h."
-    ),
+    str | None, option("--run-at TIME", "Do not start before, such as 2026-03-01T08:00 or +2h.")
 ]
-ExpiresAt = Annotated[
-    str | None, typer.Option("--expires-at", metavar="TIME", help="Cancel if not started by then.")
-]
+ExpiresAt = Annotated[str | None, option("--expires-at TIME", "Cancel if not started by then.")]
 LimitKey = Annotated[
-    str | None,
-    typer.Option(
-        "--limit-key", metavar="TEXT", help="Batches with the same key share the queue's key limit."
-    ),
+    str | None, option("--limit-key TEXT", "Batches with the same key share the queue's key limit.")
 ]
 Requires = Annotated[
-    str | None,
-    typer.Option(
-        "--requires", metavar="JSON", help='Resources that a worker must have, such as {"gpus": 1}.'
-    ),
+    str | None, option("--requires JSON", 'Resources that a worker must have, such as {"gpus": 1}.')
 ]
-Create = Annotated[bool, typer.Option("--create", help="Create the queue if it does not exist.")]
+Create = Annotated[bool, option("--create", "Create the queue if it does not exist.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -10,6 +10,7 @@ import typer
 from helixqueue.cli import connection, operation, options, show, times
 from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
+from helixqueue.cli.options import option
 from helixqueue.operations import tokens
 from helixqueue.up.directory_lock import url_of
 
@@ -68,19 +69,15 @@ def _link(
     *,
     at: Annotated[
         str | None,
-        typer.Option(
-            "--at",
-            metavar="URL",
-            help="Public URL of the service. [default: --url, or the URL of `helixq up`]",
+        option(
+            "--at URL", "Public URL of the service. [default: --url, or the URL of `helixq up`]"
         ),
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="Person who logs in; recorded with actions."),
+        str | None, option("--name NAME", "Person who logs in; recorded with actions.")
     ] = None,
     scope: Annotated[
-        list[str] | None,
-        typer.Option("--scope", metavar="SCOPE", help="What the person may do; repeatable."),
+        list[str] | None, option("--scope SCOPE", "What the person may do; repeatable.")
     ] = None,
     actor: options.Actor = None,
     tenant: options.Tenant = None,

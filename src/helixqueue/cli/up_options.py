@@ -6,103 +6,66 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
-
 from helixqueue.cli import options
+from helixqueue.cli.options import option
 
 PORT: Final = 8080
 WORKERS: Final = 2
 
 ServiceDsn = Annotated[
     str | None,
-    typer.Option(
-        "--dsn",
-        metavar="DSN",
-        help="Use this PostgreSQL, with the service's login. [env: HELIX_DSN]",
-    ),
+    option("--dsn DSN", "Use this PostgreSQL, with the service's login. [env: HELIX_DSN]"),
 ]
 OwnerDsn = Annotated[
     str | None,
-    typer.Option(
-        "--owner-dsn",
-        metavar="DSN",
-        envvar="HELIX_OWNER_DSN",
-        show_envvar=False,
-        help="Owner of that database: migrate it, and grant --dsn its role. [env: HELIX_OWNER_DSN]",
+    option(
+        "--owner-dsn DSN",
+        "Owner of that database: migrate it, and grant --dsn its role.",
+        env="HELIX_OWNER_DSN",
     ),
 ]
 WorkDsn = Annotated[
-    str | None,
-    typer.Option(
-        "--work-dsn", metavar="DSN", help="Login of the local workers, for use with --dsn."
-    ),
+    str | None, option("--work-dsn DSN", "Login of the local workers, for use with --dsn.")
 ]
 Redis = Annotated[
     str | None,
-    typer.Option(
-        "--redis",
-        metavar="URL",
+    option(
+        "--redis URL",
+        "Use this Redis or Valkey instead of the embedded one.",
         parser=options.redis_url,
-        help="Use this Redis or Valkey instead of the embedded one.",
     ),
 ]
 IntakeFile = Annotated[
     Path | None,
-    typer.Option(
-        "--intake",
-        metavar="FILE",
-        help="Settings of the stream intake (TOML), instead of the default one.",
-    ),
+    option("--intake FILE", "Settings of the stream intake (TOML), instead of the default one."),
 ]
-NoIntake = Annotated[bool, typer.Option("--no-intake", help="Run no stream intake.")]
+NoIntake = Annotated[bool, option("--no-intake", "Run no stream intake.")]
 IntakeDsn = Annotated[
     str | None,
-    typer.Option(
-        "--intake-dsn",
-        metavar="DSN",
-        envvar="HELIX_INTAKE_DSN",
-        show_envvar=False,
-        help="Login of the intake, for use with --dsn. [env: HELIX_INTAKE_DSN]",
-    ),
+    option("--intake-dsn DSN", "Login of the intake, for use with --dsn.", env="HELIX_INTAKE_DSN"),
 ]
-Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
+Host = Annotated[str, option("--host ADDRESS", "Address to listen on.")]
 Port = Annotated[
     int | None,
-    typer.Option(
-        "--port",
-        metavar="PORT",
+    option(
+        "--port PORT",
+        f"Port to listen on; 0 selects a free one. [default: {PORT}, or a free one]",
         min=0,
         max=65535,
-        help=f"Port to listen on; 0 selects a free one. [default: {PORT}, or a free one]",
     ),
 ]
 App = Annotated[
-    str | None,
-    typer.Option(
-        "--app", metavar="MODULE", help="Run local workers with the handlers of this module."
-    ),
+    str | None, option("--app MODULE", "Run local workers with the handlers of this module.")
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(
-        "--workers",
-        metavar="N",
-        min=0,
-        max=64,
-        help=f"Number of local workers. [default with --app: {WORKERS}]",
+    option(
+        "--workers N", f"Number of local workers. [default with --app: {WORKERS}]", min=0, max=64
     ),
 ]
-Demo = Annotated[
-    bool,
-    typer.Option(
-        "--demo",
-        help="Also run a demo workload, by default in ./helix-demo.",
-    ),
-]
-Seconds = Annotated[
-    float | None, typer.Option("--for", metavar="SECONDS", min=0, help="Stop after this time.")
-]
-Open = Annotated[bool, typer.Option("--open", help="Open the dashboard in a browser.")]
+Demo = Annotated[bool, option("--demo", "Also run a demo workload, by default in ./helix-demo.")]
+Seconds = Annotated[float | None, option("--for SECONDS", "Stop after this time.", min=0)]
+Open = Annotated[bool, option("--open", "Open the dashboard in a browser.")]
 
 
 @dataclass(frozen=True)

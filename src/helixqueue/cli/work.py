@@ -15,6 +15,7 @@ import typer
 
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
+from helixqueue.cli.options import argument, option
 from helixqueue.client.async_client import AsyncClient
 from helixqueue.client.backend import backend_of
 from helixqueue.client.run_worker import handlers_of, work
@@ -32,88 +33,57 @@ if TYPE_CHECKING:
     from helixqueue.worker.options import WorkOptions
 
 Names = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="QUEUE", help="Queues to work on; all of --app by default."),
+    list[str] | None, argument("QUEUE", "Queues to work on; all of --app by default.")
 ]
 App = Annotated[
     str | None,
-    typer.Option(
-        "--app",
-        metavar="MODULE[:CLIENT]",
-        help="Module that declares queues with handlers, and optionally a client.",
+    option(
+        "--app MODULE[:CLIENT]",
+        "Module that declares queues with handlers, and optionally a client.",
     ),
 ]
 Exec = Annotated[
     str | None,
-    typer.Option(
-        "--exec",
-        metavar="COMMAND",
-        parser=options.shell_command,
-        help="Program to run for each batch.",
-    ),
+    option("--exec COMMAND", "Program to run for each batch.", parser=options.shell_command),
 ]
-Slots = Annotated[
-    int, typer.Option("--slots", metavar="N", min=1, help="Number of concurrent batches.")
-]
-UntilIdle = Annotated[
-    bool, typer.Option("--until-idle", help="Exit when no batch is left to claim.")
-]
+Slots = Annotated[int, option("--slots N", "Number of concurrent batches.", min=1)]
+UntilIdle = Annotated[bool, option("--until-idle", "Exit when no batch is left to claim.")]
 TimeLimit = Annotated[
-    float | None,
-    typer.Option(
-        "--time-limit", metavar="SECONDS", min=0.05, help="Maximum time of one attempt of --exec."
-    ),
+    float | None, option("--time-limit SECONDS", "Maximum time of one attempt of --exec.", min=0.05)
 ]
 Grace = Annotated[
-    float,
-    typer.Option(
-        "--grace",
-        metavar="SECONDS",
-        min=0,
-        help="Time for running batches to finish after SIGTERM.",
-    ),
+    float, option("--grace SECONDS", "Time for running batches to finish after SIGTERM.", min=0)
 ]
-Logs = Annotated[
-    Path | None,
-    typer.Option("--logs", metavar="DIR", help="Keep the output of --exec in this directory."),
-]
+Logs = Annotated[Path | None, option("--logs DIR", "Keep the output of --exec in this directory.")]
 Free = Annotated[
     str | None,
-    typer.Option(
-        "--free",
-        metavar="JSON",
-        help='Resources of each slot, such as {"gpus": 1, "labels": {"site": "berlin"}}.',
+    option(
+        "--free JSON", 'Resources of each slot, such as {"gpus": 1, "labels": {"site": "berlin"}}.'
     ),
 ]
-Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the worker.")]
+Name = Annotated[str | None, option("--name NAME", "Name of the worker.")]
 AllTenants = Annotated[
-    bool, typer.Option("--all-tenants", help="Serve every tenant of the login, not only one.")
+    bool, option("--all-tenants", "Serve every tenant of the login, not only one.")
 ]
 MetricsPort = Annotated[
     int | None,
-    typer.Option(
-        "--metrics-port",
-        metavar="PORT",
+    option(
+        "--metrics-port PORT",
+        "Serve metrics for Prometheus on this port; 0 for any free port.",
         min=0,
         max=65_535,
-        help="Serve metrics for Prometheus on this port; 0 for any free port.",
     ),
 ]
 MetricsHost = Annotated[
     str,
-    typer.Option(
-        "--metrics-host",
-        metavar="ADDRESS",
-        help="Address of the metrics endpoint, which asks for no token.",
-    ),
+    option("--metrics-host ADDRESS", "Address of the metrics endpoint, which asks for no token."),
 ]
 Log = Annotated[
     Path | None,
-    typer.Option(
-        "--log",
-        metavar="FILE",
+    option(
+        "--log FILE",
+        "Write the operation log (JSON lines) to this file instead of standard error.",
         dir_okay=False,
-        help="Write the operation log (JSON lines) to this file instead of standard error.",
     ),
 ]
 
