@@ -16,17 +16,16 @@ from helixqueue.records.submission import Submission
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from datetime import datetime
     from uuid import UUID
 
     from helixqueue.client.backend import SyncBackend
     from helixqueue.client.run_worker import Queues
-    from helixqueue.operations.batch_actions import BatchRef
+    from helixqueue.operations.batch_actions import BatchRef, FailedFilters, UnfinishedFilters
     from helixqueue.operations.batches import Which
     from helixqueue.queues import Queue
     from helixqueue.records.batch import ActionResult, EventRow
     from helixqueue.records.lease import LeaseRef, LeaseRow, Settlement, WriteResult
-    from helixqueue.records.submission import Accepted, Receipt, Source, Submitted
+    from helixqueue.records.submission import Accepted, Receipt, SubmitOptions, Submitted
     from helixqueue.states import State
     from helixqueue.worker.health import WorkSummary
     from helixqueue.worker.options import WorkOptions
@@ -63,15 +62,9 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
         *,
         identity: str | tuple[str, ...] | None,
         payload: P | Mapping[str, Any],
-        revision: str | None = None,
-        priority: int | None = None,
-        run_at: datetime | None = None,
-        expires_at: datetime | None = None,
-        limit_key: str | None = None,
-        requires: Mapping[str, Any] | None = None,
-        source: Source | tuple[str, str, str] | None = None,
         create: bool = False,
         within: W | None = None,
+        **options: Unpack[SubmitOptions],
     ) -> Accepted[R]: ...
     @overload
     def submit(
@@ -80,15 +73,9 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
         *,
         identity: str | tuple[str, ...] | None,
         payload: Any,
-        revision: str | None = None,
-        priority: int | None = None,
-        run_at: datetime | None = None,
-        expires_at: datetime | None = None,
-        limit_key: str | None = None,
-        requires: Mapping[str, Any] | None = None,
-        source: Source | tuple[str, str, str] | None = None,
         create: bool = False,
         within: W | None = None,
+        **options: Unpack[SubmitOptions],
     ) -> Accepted[Any]: ...
     def submit(
         self,
@@ -96,15 +83,9 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
         *,
         identity: str | tuple[str, ...] | None,
         payload: Any,
-        revision: str | None = None,
-        priority: int | None = None,
-        run_at: datetime | None = None,
-        expires_at: datetime | None = None,
-        limit_key: str | None = None,
-        requires: Mapping[str, Any] | None = None,
-        source: Source | tuple[str, str, str] | None = None,
         create: bool = False,
         within: W | None = None,
+        **options: Unpack[SubmitOptions],
     ) -> Accepted[Any]:
         """Submit a batch once: repeated calls return an equal receipt.
 
@@ -124,9 +105,7 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
         The decision is `new` or `duplicate`. Raises `Conflict` if the identity has another payload,
         and other subclasses of `Refused` for invalid submissions.
         """
-        submission = Submission(
-            identity, payload, revision, priority, run_at, expires_at, limit_key, requires, source
-        )
+        submission = Submission(identity, payload, **options)
         return self._do(
             submit.submit(self._operations, queue, submission, create=create, within=within)
         )
@@ -212,12 +191,7 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
         *,
         reason: str,
         dry_run: bool = False,
-        queue: Queue[Any, Any] | str | None = None,
-        state: State | str | None = None,
-        identity: str | tuple[str, ...] | None = None,
-        worker: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
+        **filters: Unpack[UnfinishedFilters],
     ) -> list[ActionResult]: ...
     def cancel(
         self,
@@ -225,26 +199,13 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
         *,
         reason: str,
         dry_run: bool = False,
-        queue: Queue[Any, Any] | str | None = None,
-        state: State | str | None = None,
-        identity: str | tuple[str, ...] | None = None,
-        worker: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
+        **filters: Unpack[UnfinishedFilters],
     ) -> State | list[ActionResult]:
         """Cancel batches that have not finished, also while they run: their leases end.
 
         Takes a receipt or an id and returns the state; or several of them, or filters with a
         `state`, and returns one answer per batch. A dry run changes nothing.
         """
-        filters = {
-            "queue": queue,
-            "state": state,
-            "identity": identity,
-            "worker": worker,
-            "since": since,
-            "until": until,
-        }
         return self._do(
             batch_actions.act_on_batches(
                 self._operations, "cancel", batches, filters, reason, dry_run=dry_run
@@ -262,12 +223,7 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
         *,
         reason: str,
         dry_run: bool = False,
-        queue: Queue[Any, Any] | str | None = None,
-        failure: str | None = None,
-        identity: str | tuple[str, ...] | None = None,
-        worker: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
+        **filters: Unpack[FailedFilters],
     ) -> list[ActionResult]: ...
     def retry(
         self,
@@ -275,26 +231,13 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
         *,
         reason: str,
         dry_run: bool = False,
-        queue: Queue[Any, Any] | str | None = None,
-        failure: str | None = None,
-        identity: str | tuple[str, ...] | None = None,
-        worker: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
+        **filters: Unpack[FailedFilters],
     ) -> State | list[ActionResult]:
         """Retry FAILED batches: they become PENDING, with all their attempts again.
 
         Takes a receipt or an id and returns the state; or several of them, or filters, and returns
         one answer per batch. A dry run changes nothing.
         """
-        filters = {
-            "queue": queue,
-            "failure": failure,
-            "identity": identity,
-            "worker": worker,
-            "since": since,
-            "until": until,
-        }
         return self._do(
             batch_actions.act_on_batches(
                 self._operations, "retry", batches, filters, reason, dry_run=dry_run

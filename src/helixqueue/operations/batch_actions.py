@@ -9,7 +9,18 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Concatenate,
+    Final,
+    Literal,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Unpack,
+)
 
 from helixqueue.errors import (
     IllegalTransition,
@@ -49,12 +60,14 @@ from helixqueue.records.submission import Receipt
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.instructions import AnyCall
     from helixqueue.operations.operation import Operation
 
+P = ParamSpec("P")
+T = TypeVar("T")
 IDS_MAX: Final = 1_000
 SELECTED: Final = 100  # batches that one call selects by filters, unless its limit says otherwise
 BatchRef = Receipt[Any] | uuid.UUID | BatchRow
@@ -89,21 +102,36 @@ DryRun = Annotated[bool, Param("Show what would happen without changing anything
 AndIdentity = Annotated[bool, Param("Delete the identity as well.")]
 
 
+class _Filters(TypedDict, total=False):
+    queue: QueueFilter | None
+    identity: Identity | None
+    worker: Worker | None
+    since: Since | None
+    until: Until | None
+
+
+class FailedFilters(_Filters, total=False):
+    """Which FAILED batches to retry."""
+
+    failure: Failure | None
+
+
+class UnfinishedFilters(_Filters, total=False):
+    """Which unfinished batches to cancel."""
+
+    state: UnfinishedState | None
+
+
 @operation("POST /v1/batches/retry", scope="operate", raises=[InvalidIdentity], fenced=True)
 def retry_batches(
     operations: Operations,
     batch_ids: BatchIds | None = None,
     *,
     reason: Reason,
-    queue: QueueFilter | None = None,
-    failure: Failure | None = None,
-    identity: Identity | None = None,
-    worker: Worker | None = None,
-    since: Since | None = None,
-    until: Until | None = None,
     after: Cursor | None = None,
     limit: ActionLimit | None = None,
     dry_run: DryRun = False,
+    **filters: Unpack[FailedFilters],
 ) -> Instructions[Page[ActionResult]]:
     """Retry failed batches by id or by filter.
 
@@ -113,10 +141,6 @@ def retry_batches(
     of failure. A batch that fails again meanwhile is not taken twice; one response has 100 batches
     unless `limit` is set. A dry run has the same answers and changes nothing.
     """
-    filters = {
-        "queue": queue, "failure": failure, "identity": identity, "worker": worker,
-        "since": since, "until": until,
-    }  # fmt: skip
     ids, following = yield from _select(
         operations, "retry", batch_ids, filters, state=State.FAILED, after=after, limit=limit
     )
@@ -135,25 +159,17 @@ def cancel_batches(
     batch_ids: BatchIds | None = None,
     *,
     reason: Reason,
-    queue: QueueFilter | None = None,
-    state: UnfinishedState | None = None,
-    identity: Identity | None = None,
-    worker: Worker | None = None,
-    since: Since | None = None,
-    until: Until | None = None,
     after: Cursor | None = None,
     limit: ActionLimit | None = None,
     dry_run: DryRun = False,
+    **filters: Unpack[UnfinishedFilters],
 ) -> Instructions[Page[ActionResult]]:
     """Cancel unfinished batches by id or by filter.
 
     Also while they run: their leases end, and later writes of their workers are refused. Each batch
     has its own answer, as for retry. `since` and `until` refer to the time of submission.
     """
-    filters = {
-        "queue": queue, "state": state, "identity": identity, "worker": worker,
-        "since": since, "until": until,
-    }  # fmt: skip
+    state = filters.get("state")
     if batch_ids is None and any(value is not None for value in filters.values()):
         possible = (State.PENDING, State.ASSIGNED, State.RUNNING)
         if state is None or read_state(state) not in possible:
@@ -174,7 +190,7 @@ def _select(
     operations: Operations,
     verb: str,
     batch_ids: BatchIds | None,
-    filters: dict[str, Any],
+    filters: Mapping[str, Any],
     *,
     state: StateFilter | None,
     after: str | None,
@@ -194,7 +210,7 @@ def _select(
     return list(dict.fromkeys(_batch_ids(batch_ids))), None
 
 
-def _demand_one(verb: str, batches: object, filters: dict[str, Any]) -> None:
+def _demand_one(verb: str, batches: object, filters: Mapping[str, Any]) -> None:
     """Refuse both ids and filters, and neither."""
     has_filters = any(value is not None for value in filters.values())
     if (batches is not None) == has_filters:
@@ -216,12 +232,16 @@ def _visible(operations: Operations, result: ActionResult) -> ActionResult:
     return replace(result, queue=None, identity=(), revision=None)
 
 
-@operation(
-    "POST /v1/batches/{batch_id}/retry",
-    scope="operate",
-    raises=[NoSuchBatch, IllegalTransition],
-    fenced=True,
-)
+def _on_one(
+    verb: str,
+) -> Callable[[Callable[Concatenate[Operations, P], Instructions[T]]], Operation[P, T]]:
+    """Declare an action on one batch."""
+    route = f"POST /v1/batches/{{batch_id}}/{verb}"
+    errors = [NoSuchBatch, IllegalTransition]
+    return operation(route, scope="operate", raises=errors, fenced=True)
+
+
+@_on_one("retry")
 def retry_batch(
     operations: Operations, batch_id: BatchId, *, reason: Reason
 ) -> Instructions[ActionResult]:
@@ -232,12 +252,7 @@ def retry_batch(
     return (yield from _act_on_one(operations, "retry", engine.calls.retry, batch_id, reason))
 
 
-@operation(
-    "POST /v1/batches/{batch_id}/cancel",
-    scope="operate",
-    raises=[NoSuchBatch, IllegalTransition],
-    fenced=True,
-)
+@_on_one("cancel")
 def cancel_batch(
     operations: Operations, batch_id: BatchId, *, reason: Reason
 ) -> Instructions[ActionResult]:
@@ -248,12 +263,7 @@ def cancel_batch(
     return (yield from _act_on_one(operations, "cancel", engine.calls.cancel, batch_id, reason))
 
 
-@operation(
-    "POST /v1/batches/{batch_id}/release",
-    scope="operate",
-    raises=[NoSuchBatch, IllegalTransition],
-    fenced=True,
-)
+@_on_one("release")
 def release_batch(
     operations: Operations, batch_id: BatchId, *, reason: Reason
 ) -> Instructions[ActionResult]:
@@ -265,12 +275,7 @@ def release_batch(
     return (yield from _act_on_one(operations, "release", call, batch_id, reason))
 
 
-@operation(
-    "POST /v1/batches/{batch_id}/erase",
-    scope="operate",
-    raises=[NoSuchBatch, IllegalTransition],
-    fenced=True,
-)
+@_on_one("erase")
 def erase_batch(
     operations: Operations, batch_id: BatchId, *, reason: Reason, identity: AndIdentity = False
 ) -> Instructions[ActionResult]:
@@ -338,7 +343,7 @@ def act_on_batches(
     operations: Operations,
     verb: Literal["retry", "cancel"],
     batches: BatchRef | Iterable[BatchRef] | None,
-    filters: dict[str, Any],
+    filters: Mapping[str, Any],
     reason: str,
     *,
     dry_run: bool = False,

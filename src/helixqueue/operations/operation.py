@@ -92,12 +92,13 @@ class Operation(Generic[P, T]):
         values = dict(zip(self.parameters, args, strict=False)) | values
         values = {name: value for name, value in values.items() if value is not ABSENT}
         for name, value in values.items():
-            if name in self.parameters:
-                annotation = self.parameters[name].annotation
-                read = kind_of(annotation).param.read
-                if read is not None and value is not None:
-                    values[name] = read(value)
-                check_value(name, annotation, values[name])
+            if name not in self.parameters:
+                raise TypeError(f"{self.name}: unexpected argument {name!r}")
+            annotation = self.parameters[name].annotation
+            read = kind_of(annotation).param.read
+            if read is not None and value is not None:
+                values[name] = read(value)
+            check_value(name, annotation, values[name])
         return values
 
     @cached_property

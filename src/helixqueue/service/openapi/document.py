@@ -151,10 +151,10 @@ def _problem_examples(policy: Policy) -> dict[str, Any]:
         status = policy.on_conflict.status if kind == "key-reused" else default
         members = dict(zip(("expected", "got", "remedy"), FENCE_DEFAULTS[kind], strict=True))
         result[kind] = _example(kind, status, title, {"detail": title, **members})
-    for kind, own in problem_examples.PROBLEMS.items():
-        status, title, remedy = PROBLEMS[kind]
-        members = {"request": examples.REQUEST, "remedy": remedy}
-        members |= dict(zip(("expected", "got"), DEFAULTS.get(kind, ()), strict=False)) | own
+    for kind, (status, title, remedy) in PROBLEMS.items():
+        members = {"detail": title, "request": examples.REQUEST, "remedy": remedy}
+        members |= dict(zip(("expected", "got"), DEFAULTS.get(kind, ()), strict=False))
+        members |= problem_examples.MEMBERS.get(kind, {})
         result[kind] = _example(kind, status, title, members)
     return result
 
