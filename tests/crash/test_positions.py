@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import pytest
 
-from helixqueue.embedded import Postgres
 from helixqueue.engine import calls
 from helixqueue.engine.changes import ChangeCursor, read_changes
 from helixqueue.fence.ed25519 import Ed25519Signer
@@ -26,6 +25,7 @@ from tests.support.engine_traffic import assert_consistent
 from tests.support.lab import Lab, wait_until
 from tests.support.ledger_traffic import sql_client
 from tests.support.own_server import new_server
+from tests.support.standby import Standby
 
 KEY = Ed25519Signer.from_private(b"k" * 32)
 FEEDS = {"steps": None, "events": "dispatch"}
@@ -176,7 +176,7 @@ def test_failover_that_lost_events_loses_doubles_and_misorders_none_of_the_other
         waiting = client.submit("w1", "w2", "w3")
         seen = {feed: take(client, feed, 3) for feed in FEEDS}
         directory = tmp_path / "standby"
-        with Postgres.replica_of(primary.server, directory, supervised=False) as standby:
+        with Standby(primary.server, directory, supervised=False) as standby:
             behind = cut_off(standby, primary)
             # What the standby never gets, and consumers have read.
             client.complete(client.claim(3))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from helixqueue.embedded import Postgres
 from helixqueue.engine import calls
 from helixqueue.errors import Unavailable
 from helixqueue.postgres.database import Database as Store
@@ -21,8 +20,10 @@ from tests.support.database import Database
 from tests.support.engine_traffic import assert_consistent, claim, drain, open_queue, submit
 from tests.support.lab import completion, lease_refs, wait_until
 from tests.support.own_server import new_server
+from tests.support.standby import Standby
 
 if TYPE_CHECKING:
+    from helixqueue.embedded import Postgres
     from helixqueue.records.lease import LeaseRow
     from helixqueue.records.submission import SubmittedRow
 
@@ -57,7 +58,7 @@ def past(tmp_path_factory):
             open_queue(db, lease_seconds=600)
             kept = submit(db, ["kept-1", "kept-2", "kept-3"])
             kept_leases = claim(db, 2, "W")
-        standby = Postgres.replica_of(primary.server, directory / "standby", supervised=False)
+        standby = Standby(primary.server, directory / "standby", supervised=False)
         with standby:
             behind = Database(standby, "helix")
             refused = cut_off(behind)

@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from embedded_help import NOBODY, UserProcess, is_gone, until
+from tests.support.standby import Standby
 
 from helixqueue.embedded import Postgres
 from helixqueue.embedded.account import SERVER_UID
@@ -218,7 +219,7 @@ def test_moved_directory_gets_a_new_socket(tmp_path: Path, running: Start) -> No
 
 def test_promoted_standby_has_a_new_timeline(tmp_path: Path, running: Start) -> None:
     primary = running(Postgres(tmp_path / "primary"))
-    standby = running(Postgres.replica_of(primary, tmp_path / "standby"))
+    standby = running(Standby(primary, tmp_path / "standby"))
     with psycopg.connect(primary.migrator_dsn) as connection:
         connection.execute("CREATE TABLE sent AS SELECT 7 AS number")
     found = "SELECT count(*) FROM pg_class WHERE relname = 'sent'"

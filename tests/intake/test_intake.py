@@ -41,7 +41,8 @@ def test_slow_consumer_overtaken_by_autoclaim_leaves_one_effect_and_both_deliver
     slow._stream.create_group()
     [held] = slow._stream.read_new()  # the consumer stops here, alive
     wait_seconds(0.02)
-    fast.run_once()
+    fast._step()
+    fast._acknowledge()
     assert fast.counters.claimed == 1
     slow._process([held])  # and goes on
     slow._acknowledge()

@@ -13,6 +13,7 @@ from helixqueue.errors import Unavailable
 from helixqueue.operate.doctor import EXAMINATIONS, examine
 from tests.support.lab import wait_until
 from tests.support.pooler import Pooler
+from tests.support.standby import Standby
 
 
 def verdicts(dsn):
@@ -115,7 +116,7 @@ def careless(tmp_path_factory):
     )
     with postgres:
         directory = tmp_path_factory.mktemp("standby") / "postgres"
-        with Postgres.replica_of(postgres, directory, settings=wrong) as standby:
+        with Standby(postgres, directory, settings=wrong) as standby:
             yield postgres, standby
 
 

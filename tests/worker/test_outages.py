@@ -13,12 +13,12 @@ import pytest
 
 from helixqueue import HelixQueue, Lease, Queue, State
 from helixqueue.client.backend import backend_of
-from helixqueue.embedded import Postgres
 from helixqueue.errors import LeaseLost, Retryable, Unavailable
 from helixqueue.worker import retry
 from tests.support.database import Database
 from tests.support.lab import wait_until
 from tests.support.own_server import new_server
+from tests.support.standby import Standby
 from tests.worker.conftest import effects, make_effects, proven
 
 LONG = 60.0  # on a busy machine
@@ -53,7 +53,7 @@ def pair(tmp_path_factory):
     directory = tmp_path_factory.mktemp("o")  # short: a socket's path has 107 bytes
     with new_server(directory / "a") as primary:
         make_effects(primary)
-        with Postgres.replica_of(primary.server, directory / "b", supervised=False) as standby:
+        with Standby(primary.server, directory / "b", supervised=False) as standby:
             yield primary, Database(standby, "helix")
 
 

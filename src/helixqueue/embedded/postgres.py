@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote
 
-import psycopg
 from psycopg import pq
 
 from helixqueue.embedded import binaries
@@ -21,9 +19,8 @@ from helixqueue.embedded.server import CLEAN_ENVIRONMENT, EmbeddedServer
 from helixqueue.errors import Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from helixqueue.embedded.sharing import Progress
 
 DATABASE = "helix"
 BOOTSTRAP = "helix_bootstrap"
@@ -60,22 +57,6 @@ class Postgres(EmbeddedServer):
         "has invalid permissions",
     )
 
-    @classmethod
-    def replica_of(
-        cls,
-        primary: Postgres,
-        data_dir: Path,
-        *,
-        settings: Mapping[str, str] | None = None,
-        supervised: bool = True,
-    ) -> Self:
-        """A streaming standby of `primary`, copied on its first `start()`."""
-        replica = cls(data_dir, settings=settings, bin_dir=primary._bin_dir, supervised=supervised)
-        replica._primary = primary
-        return replica
-
-    _primary: Postgres | None = None
-
     @property
     def dsn(self) -> str:
         """The run-time role, which owns nothing and is subject to row-level security."""
@@ -108,13 +89,6 @@ class Postgres(EmbeddedServer):
         """The path of `psql`, `pg_dump` or another program of this PostgreSQL."""
         return (self._bin_dir or binaries.postgres_programs()) / name
 
-    def promote(self) -> None:
-        """Promote a standby to primary of a new timeline; returns when it accepts writes."""
-        with psycopg.connect(self.bootstrap_dsn, autocommit=True) as connection:
-            row = connection.execute("SELECT pg_promote()").fetchone()
-        if row != (True,):
-            raise Unavailable(f"the standby in {self.directory} was not promoted; see {self.log}")
-
     def is_ready(self) -> bool:
         with suppress(Unavailable):
             # A frozen server accepts the connection and never replies: bound the wait.
@@ -122,11 +96,7 @@ class Postgres(EmbeddedServer):
             return pq.PGconn.ping(dsn.encode()) == pq.Ping.OK
         return False
 
-    def _create(self, directory: Path, account: Account, progress: Progress) -> None:
-        if self._primary is not None:
-            progress(f"{self.title}: copying {self._primary.directory}")
-            self._copy(self._primary, directory)
-            return
+    def _create(self, directory: Path, account: Account) -> None:
         maker = account.for_initdb()
         maker.chown_tree(directory)
         initdb = ["--username", BOOTSTRAP, "--auth", "trust", "--encoding", "UTF8"]
@@ -156,12 +126,6 @@ class Postgres(EmbeddedServer):
                 f"expected a version from {self.program('postgres')} --version, got {output!r}"
             )
         return int(match[1])
-
-    def _copy(self, primary: Postgres, directory: Path) -> None:
-        # pg_basebackup runs as the caller; `_prepare` changes the owner of the copy afterwards.
-        caller = Account(os.geteuid(), os.getegid(), switch=False)
-        arguments = ["--write-recovery-conf", "--checkpoint", "fast", "-D", str(directory)]
-        self._run("pg_basebackup", [*arguments, "--dbname", primary.bootstrap_dsn], caller)
 
     def _run(
         self,

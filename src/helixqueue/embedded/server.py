@@ -102,7 +102,7 @@ class EmbeddedServer(Startable):
         self._log_mark = 0
 
     @abstractmethod
-    def _create(self, directory: Path, account: Account, progress: Progress) -> None:
+    def _create(self, directory: Path, account: Account) -> None:
         """Create a server's initial data in the empty `directory`, owned by `account`."""
 
     @abstractmethod
@@ -204,7 +204,7 @@ class EmbeddedServer(Startable):
         progress(f"{self.title}: creating {self.data} (once, a few seconds)")
         # A new name each time: the initdb of a killed starter may still write to the old one.
         partial = Path(tempfile.mkdtemp(prefix="data.partial.", dir=self.directory))
-        self._create(partial, account, progress)
+        self._create(partial, account)
         account.chown_tree(partial)
         partial.rename(self.data)
         directory = os.open(self.directory, os.O_RDONLY)

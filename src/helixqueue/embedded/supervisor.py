@@ -10,13 +10,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from helixqueue.embedded.sharing import has_writer
+from helixqueue.embedded.sharing import Sharing, has_writer
 from helixqueue.errors import HelixError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from helixqueue.embedded.sharing import Sharing
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from helixqueue.embedded.account import Account
-    from helixqueue.embedded.sharing import Progress
 
 # Setting, value, reason.
 SETTINGS: tuple[tuple[str, str, str], ...] = (
@@ -68,7 +67,7 @@ class Valkey(EmbeddedServer):
             return connection.recv(64).startswith(b"+PONG")
         return False
 
-    def _create(self, directory: Path, account: Account, progress: Progress) -> None:
+    def _create(self, directory: Path, account: Account) -> None:
         """Valkey fills an empty directory itself."""
 
     def _command(self, account: Account, data: str) -> list[str | Path]:

@@ -18,17 +18,15 @@ from helixqueue.engine import letters
 from helixqueue.errors import HelixError, NotPermitted, Retryable, SchemaMismatch, Unavailable
 from helixqueue.failpoints import failpoint
 from helixqueue.intake.chunk import ChunkWriter
-from helixqueue.intake.figures import IntakeCounters
-from helixqueue.intake.stream import Claimed, RedisUnavailable, StreamConsumer
+from helixqueue.intake.figures import IntakeCounters, StreamSnapshot
+from helixqueue.intake.stream import Claimed, Entry, RedisUnavailable, StreamConsumer
 from helixqueue.operations.chunks import chunks
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
-    from helixqueue.intake.figures import StreamSnapshot
     from helixqueue.intake.settings import IntakeSettings
-    from helixqueue.intake.stream import Entry
 
 T = TypeVar("T")
 LOG = logging.getLogger("helixqueue.intake")
@@ -83,12 +81,6 @@ class Intake:
     def close(self) -> None:
         self._stream.close()
         self._writer.close()
-
-    def run_once(self) -> None:
-        """Claim, read and acknowledge once; for tests and scripts."""
-        self._claim_at = 0.0
-        self._step()
-        self._acknowledge()
 
     # Instructions.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 
@@ -44,49 +44,6 @@ class TransactionBound:
         args = (silent, silent, _milliseconds(self.total), _milliseconds(self.lock), silent)
         return Call(_SQL["limit_transaction"], args, lambda _: None)
 
-
-class LongTransaction(NamedTuple):
-    """A transaction that the product keeps open between statements."""
-
-    name: str
-    opened_in: str  # a module of the package
-    limit: str
-
-
-# All of them; docs/guides/operating.md shows this table.
-_OWN_LIMITS: Final = "10 s silent, 60 s in total, 2 s for a row lock"
-LONG_TRANSACTIONS: Final = (
-    LongTransaction("chunk of an intake", "intake/chunk.py", _OWN_LIMITS),
-    LongTransaction(
-        "100 or more submissions or ledger events", "client/postgres_backend.py", _OWN_LIMITS
-    ),
-    LongTransaction(
-        "keyed request of the service", "postgres/tenant_sessions.py",
-        "time limit of its statements and 1 s silent, 60 s in total",
-    ),
-    LongTransaction(
-        "keyed request in the endpoint's session", "fence/http/session_transaction.py",
-        "`ttl.transaction_seconds` of the policy, silent and in total",
-    ),
-    LongTransaction("page of a feed", "ledger/feed.py", "`effect_seconds` (60 s) silent"),
-    LongTransaction("`lease.transaction()`", "worker/handler_transaction.py", "the lease, silent"),
-    LongTransaction(
-        "`lease.within(...)` after its settlement", "transport/handler_transactions.py",
-        "the lease, idle",
-    ),
-    LongTransaction(
-        "worker waits for a row of its lease", "transport/direct.py",
-        "one statement: its time limit",
-    ),
-    LongTransaction(
-        "`check`, `replay`, `seal`, exports", "postgres/snapshot.py", "1 h idle; reads"
-    ),
-    LongTransaction("`check` of one query", "operate/check.py", "one statement, rolled back"),
-    LongTransaction("`recover`", "operate/recover.py", "one statement"),
-    LongTransaction("`migrate`", "engine/migrate.py", "none: an operator watches it"),
-    LongTransaction("worker of `helixq demo`", "demo/worker.py", "none: it shows user code"),
-    LongTransaction("`within=`", "postgres/caller_transaction.py", "none: the caller's own"),
-)  # fmt: skip
 
 # Transactions in which only code of the product runs.
 OWN: Final = TransactionBound(silent=10.0, total=60.0, lock=LOCK_SECONDS)
