@@ -13,12 +13,15 @@ import argparse
 import json
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
+import httpx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from benchmarks import reads_load
@@ -29,7 +32,6 @@ from benchmarks.service import run_client, served, write
 from helixqueue.identity import key_text, stored_public_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import datetime
     from uuid import UUID
 
@@ -40,6 +42,7 @@ BATCHES, QUICK = 10_000_000, 100_000
 CLIENTS = (1, 4)
 PAUSE_S = 0.025  # for each client there is: at most 40 questions a second in all
 EACH = 40  # of every kind, with every number of clients
+CURSORS = 20  # of each kind of deep page
 SMALL = tenant(7)
 
 
@@ -47,8 +50,8 @@ SMALL = tenant(7)
 class Samples:
     """Samples of the loaded data; of the large tenant unless named otherwise."""
 
-    batches: list[tuple[UUID, str, datetime, int]]  # public id, identity, submitted, internal id
-    ended: list[tuple[datetime, int]]
+    batches: list[tuple[UUID, str, datetime]]  # public id, identity, submitted
+    ended: list[datetime]
     stale: str  # a tenant with stale writes on record
     refused: list[UUID]  # and its batches that have them
     tried: list[UUID]  # three times
@@ -65,13 +68,13 @@ def take_samples(found: Arena, rng: random.Random) -> Samples:
         [(last,)] = some("select max(id) from helix.batch")
         ids = [rng.randint(1, int(str(last))) for _ in range(4_000)]
         batches = some(
-            "select b.key, b.identity, b.created_at, b.id from helix.batch b "
+            "select b.key, b.identity, b.created_at from helix.batch b "
             "join helix.queue q on q.id = b.queue where q.tenant = %s and b.id = any (%s)",
             LARGE,
             ids,
         )
         ended = some(
-            "select w.changed_at, w.batch from helix.work w join helix.queue q on q.id = w.queue "
+            "select w.changed_at from helix.work w join helix.queue q on q.id = w.queue "
             "where q.tenant = %s and w.batch = any (%s) and w.state = 'COMPLETED'",
             LARGE,
             ids,
@@ -93,8 +96,8 @@ def take_samples(found: Arena, rng: random.Random) -> Samples:
         fences = some("select key from helix.fence where tenant = %s limit 100", LARGE)
     rng.shuffle(batches)
     return Samples(
-        [(_public(key), str(name), at, number) for key, name, at, number in batches],  # type: ignore[misc]
-        ended,  # type: ignore[arg-type]
+        [(_public(key), str(name), at) for key, name, at in batches],  # type: ignore[misc]
+        [at for (at,) in ended],  # type: ignore[misc]
         str(stale),
         [_public(key) for (key,) in refused],
         [_public(key) for (key,) in tried],
@@ -112,39 +115,33 @@ def _key(key: object) -> bytes:
     return key
 
 
-def kinds(samples: Samples, rng: random.Random) -> dict[str, Callable[[], tuple[str, str]]]:
-    """Every kind of read by name: tenant and path."""
+STATES = ("PENDING", "ASSIGNED", "RUNNING", "COMPLETED", "FAILED", "CANCELLED")
+Read = Callable[[], tuple[str, str]]  # tenant and path
+Deep = Callable[..., Callable[[], str]]
 
-    def listed(tenant: str = LARGE, **filters: object) -> Callable[[], tuple[str, str]]:
-        """A filter may be a function, called anew each time."""
 
-        def path() -> tuple[str, str]:
-            values = {
-                name: value() if callable(value) else value for name, value in filters.items()
-            }
-            return tenant, f"/v1/batches?{urlencode(values)}"
+def listed(tenant: str = LARGE, **filters: object) -> Read:
+    """A list of batches; a filter may be a function, called anew each time."""
 
-        return path
+    def path() -> tuple[str, str]:
+        values = {name: value() if callable(value) else value for name, value in filters.items()}
+        return tenant, f"/v1/batches?{urlencode(values)}"
 
-    def about(suffix: str, ids: list[UUID], tenant: str = LARGE) -> Callable[[], tuple[str, str]]:
-        return lambda: (tenant, f"/v1/batches/{rng.choice(ids)}{suffix}")
+    return path
 
-    def plain(path: str, tenant: str = LARGE) -> Callable[[], tuple[str, str]]:
-        return lambda: (tenant, path)
 
-    everyone = [item[0] for item in samples.batches]
+def plain(path: str, tenant: str = LARGE) -> Read:
+    return lambda: (tenant, path)
+
+
+def lists(
+    samples: Samples, rng: random.Random, deep: Callable[..., Callable[[], str]]
+) -> dict[str, Read]:
+    """Lists of batches by name; `deep` makes what chooses a cursor far from the first page."""
     times = sorted(item[2] for item in samples.batches)
 
     def moment() -> str:
         return rng.choice(times).isoformat()
-
-    def place() -> str:
-        _, _, at, number = rng.choice(samples.batches)
-        return f"{at.isoformat()}~{number}"
-
-    def end() -> str:
-        at, number = rng.choice(samples.ended)
-        return f"{at.isoformat()}~{number}"
 
     def name() -> str:
         return rng.choice(samples.batches)[1]
@@ -152,12 +149,11 @@ def kinds(samples: Samples, rng: random.Random) -> dict[str, Callable[[], tuple[
     def worker() -> str:
         return f"gpu-{rng.randrange(200):03}"
 
-    states = ("PENDING", "ASSIGNED", "RUNNING", "COMPLETED", "FAILED", "CANCELLED")
     return {
         "all": listed(),
         "a page of 500": listed(limit=500),
         "one queue": listed(queue="bench"),
-        **{state: listed(state=state) for state in states},
+        **{state: listed(state=state) for state in STATES},
         "COMPLETED, one queue": listed(state="COMPLETED", queue="align"),
         "PENDING, one queue": listed(state="PENDING", queue="bench"),
         "FAILED, a queue without": listed(state="FAILED", queue="bench"),
@@ -166,9 +162,11 @@ def kinds(samples: Samples, rng: random.Random) -> dict[str, Callable[[], tuple[
         "since the last": listed(since=times[-1].isoformat()),
         "PENDING before a time": listed(state="PENDING", until=moment),
         "COMPLETED before a time": listed(state="COMPLETED", until=moment),
-        "deep page": listed(after=place),
-        "deep page, PENDING": listed(state="PENDING", after=place),
-        "deep page, COMPLETED": listed(state="COMPLETED", after=end),
+        "deep page": listed(after=deep(times)),
+        "deep page, PENDING": listed(state="PENDING", after=deep(times, state="PENDING")),
+        "deep page, COMPLETED": listed(
+            state="COMPLETED", after=deep(samples.ended, state="COMPLETED")
+        ),
         "held by a worker": listed(worker=worker),
         "held by an unknown worker": listed(worker="nobody"),
         "COMPLETED by a worker": listed(state="COMPLETED", worker=worker),
@@ -183,6 +181,17 @@ def kinds(samples: Samples, rng: random.Random) -> dict[str, Callable[[], tuple[
         "a small tenant's COMPLETED": listed(SMALL, state="COMPLETED"),
         "the only batch of a tenant": listed(SINGLE),
         "the only batch, PENDING": listed(SINGLE, state="PENDING"),
+    }
+
+
+def others(samples: Samples, rng: random.Random) -> dict[str, Read]:
+    """All other reads by name."""
+
+    def about(suffix: str, ids: list[UUID], tenant: str = LARGE) -> Read:
+        return lambda: (tenant, f"/v1/batches/{rng.choice(ids)}{suffix}")
+
+    everyone = [item[0] for item in samples.batches]
+    return {
         "batch detail": about("", everyone),
         "batch detail with payload": about("?payload=true", everyone),
         "batch detail with refusals": about("", samples.refused, samples.stale),
@@ -207,14 +216,30 @@ def kinds(samples: Samples, rng: random.Random) -> dict[str, Callable[[], tuple[
     }
 
 
+def cursors(url: str, token: str, times: list[datetime], **filters: str) -> list[str]:
+    """The `next` of pages before these times: cursors are sealed, so only a service makes them."""
+    found = []
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}) as http:
+        for at in times:
+            query = {"limit": 1, "until": at.isoformat(), **filters}
+            page = http.get("/v1/batches", params=query).raise_for_status().json()
+            found += [] if page["next"] is None else [page["next"]]
+    return found
+
+
 def timed(found: Arena) -> dict[int, dict[str, list[float]]]:
     """Milliseconds by number of clients and kind."""
     rng = random.Random(7)  # noqa: S311 - the same questions every time
     samples = take_samples(found, rng)
-    made = kinds(samples, rng)
     tenants = tuple({LARGE, SMALL, SINGLE, samples.stale})
     with served(found, DATABASE, tenants) as service:
         tokens = dict(zip(tenants, service.tokens, strict=True))
+
+        def deep(times: list[datetime], **filters: str) -> Callable[[], str]:
+            some = rng.sample(times, min(CURSORS, len(times)))
+            return partial(rng.choice, cursors(service.url, tokens[LARGE], some, **filters))
+
+        made = lists(samples, rng, deep) | others(samples, rng)
 
         def lines(each: int) -> str:
             names = [name for name in made for _ in range(each)]

@@ -59,6 +59,37 @@ def report(problem=None):
     }  # fmt: skip
 
 
+def batches_of_b(b, op):
+    """Batches of b in every state; returns their ids and the leases that b holds."""
+
+    def submit(*names, **options):
+        options.setdefault("payload", f'{{"of":"{WORD}"}}')
+        return b.submit(*(f"{WORD}-{n}" for n in names), tenant="b", **options)
+
+    ids = submit(1, 2, 3, 4, 5, 6, 7, 8, queue="shared")
+    ids += submit(9, queue=f"{WORD}-queue")
+    ids += submit(10, queue=f"{WORD}-paused")
+    ids += submit(11, queue="shared", run_at=FAR)
+    ids += submit(12, 13, queue="shared", limit_key=f"{WORD}-key")
+    submit(1, queue="shared")
+    submit(2, queue="shared", payload=f'{{"other":"{WORD}"}}')
+    b.call("note_refused_v1", tenant="b", queue="shared", actor=WORD, raw=[b"x"], why=[WORD])
+
+    def work(count, **options):
+        return b.claim(count, worker=f"{WORD}-worker", queue="shared", **options)
+
+    retired, failed, cancelled, completed = work(4)
+    b.complete([retired])
+    assert b.rows("select helix.retire_v1('b', 'shared', 'COMPLETED', 'infinity')") == [(1,)]
+    b.complete([completed])
+    b.fail([failed], permanent=True)
+    op.decide("cancel", [cancelled.public_id])
+    assert b.complete([cancelled]) == ["refused"]
+    # The last is overdue at once, so that a reaper has something to do.
+    held = work(1) + work(1, start=False) + work(1, seconds=0.05)
+    return ids, held
+
+
 def tenants_at_work(database):
     """Tenants a and b at work in queues of the same name; b in every state and every table."""
     with (
@@ -77,31 +108,7 @@ def tenants_at_work(database):
             service.rows("select set_config('helix.tenant', 'b', true)")
             service.call("hello_v1", worker=f"b/{WORD}-far", free='{"gpus":1}')
 
-        def submit(*names, **options):
-            options.setdefault("payload", f'{{"of":"{WORD}"}}')
-            return b.submit(*(f"{WORD}-{n}" for n in names), tenant="b", **options)
-
-        ids = submit(1, 2, 3, 4, 5, 6, 7, 8, queue="shared")
-        ids += submit(9, queue=f"{WORD}-queue")
-        ids += submit(10, queue=f"{WORD}-paused")
-        ids += submit(11, queue="shared", run_at=FAR)
-        ids += submit(12, 13, queue="shared", limit_key=f"{WORD}-key")
-        submit(1, queue="shared")
-        submit(2, queue="shared", payload=f'{{"other":"{WORD}"}}')
-        b.call("note_refused_v1", tenant="b", queue="shared", actor=WORD, raw=[b"x"], why=[WORD])
-
-        def work(count, **options):
-            return b.claim(count, worker=f"{WORD}-worker", queue="shared", **options)
-
-        retired, failed, cancelled, completed = work(4)
-        b.complete([retired])
-        assert b.rows("select helix.retire_v1('b', 'shared', 'COMPLETED', 'infinity')") == [(1,)]
-        b.complete([completed])
-        b.fail([failed], permanent=True)
-        op.decide("cancel", [cancelled.public_id])
-        assert b.complete([cancelled]) == ["refused"]
-        # The last is overdue at once, so that a reaper has something to do.
-        held = work(1) + work(1, start=False) + work(1, seconds=0.05)
+        ids, held = batches_of_b(b, op)
         fences = fence_every_way(b, "b", WORD)
         b.call(
             "declare_ledger_v1", tenant="b", ledger="shared", actor=WORD, machine='{"A": []}',

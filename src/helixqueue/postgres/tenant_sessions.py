@@ -68,6 +68,7 @@ class TenantSessions:
         self.connect = connect
         self.pool = AsyncPool(connect, size=connections, wait_seconds=wait_seconds)
         self.seconds = statement_seconds
+        self._time_limit = _milliseconds(statement_seconds)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(
@@ -92,7 +93,7 @@ class TenantSessions:
 
     def assume(self, token_hash: bytes) -> Call[Any]:
         """The first call of every transaction."""
-        return Call(_SQL["assume_tenant"], (token_hash, _milliseconds(self.seconds)), list)
+        return Call(_SQL["assume_tenant"], (token_hash, self._time_limit), list)
 
     async def run_without_tenant(self, call: Call[T]) -> T:
         """Run a call that concerns no tenant."""

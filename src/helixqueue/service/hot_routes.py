@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from helixqueue.fence.http.asgi import Receive, Scope, Send
-    from helixqueue.service.service import Service
 
 _PROVIDED: Final = {"principal", "service", "request_log", "raw_body", "request"}
 
@@ -66,7 +65,9 @@ class HotRoute(OperationRoute):
             raise RequestValidationError(
                 [{"type": "missing", "loc": ("body",), "msg": "Field required"}]
             )
-        arguments["body"] = await self._parse(scope)
+        body, tenant = scope[BODY_KEY], scope[PRINCIPAL_KEY].tenant
+        compute = scope["app"].state.service.compute
+        arguments["body"] = await compute.run_if_large(body, tenant, self._validated_body, body)
         result = await self.endpoint(**arguments)
         if isinstance(result, Response):
             return result
@@ -74,12 +75,6 @@ class HotRoute(OperationRoute):
         if result is None:
             return Response(status_code=status)
         return Response(self._result.dump_json(result), status, media_type="application/json")
-
-    async def _parse(self, scope: Scope) -> Any:  # noqa: ANN401 - of the body's type
-        body: bytes = scope[BODY_KEY]
-        service: Service = scope["app"].state.service
-        tenant = scope[PRINCIPAL_KEY].tenant
-        return await service.compute.run_if_large(body, tenant, self._validated_body, body)
 
     def _validated_body(self, body: bytes) -> Any:  # noqa: ANN401 - of the body's type
         return _validate(self._body, strict_json(body), "body")

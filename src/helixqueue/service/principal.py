@@ -57,6 +57,8 @@ class Principal:
         self.grant = grant
         self.tenant = grant.tenant
         self.token_name = f"{grant.name}.{grant.generation}"
+        # Payloads, results and the failure details of workers.
+        self.sees_payloads = "payloads" in grant.scopes
         self.read_at = time.monotonic()
         self._sessions = sessions
         self.token_hash = token_hash
@@ -186,11 +188,6 @@ class Principal:
                     expected=f"one of {', '.join(sorted(allowed))[:300]}",
                     got=queue,
                 )
-
-    @property
-    def sees_payloads(self) -> bool:
-        """Whether the token may read payloads, results and the failure details of workers."""
-        return "payloads" in self.grant.scopes
 
 
 class Principals:

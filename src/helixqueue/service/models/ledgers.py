@@ -12,7 +12,7 @@ from helixqueue.service.models.requests import IdentityText, Json, RequestModel,
 from helixqueue.service.settings import MAX_ROWS
 
 KindText = Annotated[str, Field(pattern=KIND_PATTERN, examples=["CONFIRMED"])]
-EntityValue = IdentityText | Annotated[list[IdentityText], Field(min_length=1, max_length=16)]
+EntityValue = IdentityText | Annotated[tuple[IdentityText, ...], Field(min_length=1, max_length=16)]
 
 
 class AppendRequest(RequestModel):
@@ -25,8 +25,7 @@ class AppendRequest(RequestModel):
     )
 
     def event(self) -> NewEvent:
-        entity = tuple(self.entity) if isinstance(self.entity, list) else self.entity
-        return NewEvent(entity, self.seq, self.kind, self.payload, self.node)
+        return NewEvent(self.entity, self.seq, self.kind, self.payload, self.node)
 
 
 class AppendManyRequest(RequestModel):

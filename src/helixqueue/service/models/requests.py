@@ -68,7 +68,9 @@ Worker = Annotated[
     AfterValidator(printable),
 ]
 IdentityText = Annotated[str, Field(max_length=1024)]
-Identity = IdentityText | Annotated[list[IdentityText], Field(min_length=1, max_length=16)] | None
+Identity = (
+    IdentityText | Annotated[tuple[IdentityText, ...], Field(min_length=1, max_length=16)] | None
+)
 Json = Any
 Seconds = Annotated[StrictFloat, Field(ge=0.05, le=86_400, allow_inf_nan=False)]
 Delay = Annotated[StrictFloat, Field(ge=0, le=604_800, allow_inf_nan=False)]

@@ -90,14 +90,14 @@ async def submit(
         decision = "conflict" if isinstance(refused, Conflict) else "refused"
         request_log.add(decision=decision)
         if isinstance(refused, InvalidIdentity):
-            request_log.add(**refused_fields(*refused_identity(_identity(body), refused)))
+            request_log.add(**refused_fields(*refused_identity(body.identity, refused)))
         raise
     if result.without_identity:
         request_log.warn(without_identity=1)
-    request_log.add(batch=result.receipt.batch_id, decision=result.decision)
     content = responses.submitted(
         result, values=principal.sees_payloads, request_id=request_log.request_id
     )
+    request_log.add(batch=content["receipt"]["batch_id"], decision=result.decision)
     return responses.json_response(content, 201 if result.decision == "new" else 200)
 
 
@@ -195,10 +195,6 @@ async def note_refused(
         request_log.add_step("submit", queue=queue, decision="refused", **refused_fields(raw, why))
 
 
-def _identity(row: SubmitRequest) -> str | tuple[str, ...] | None:
-    return tuple(row.identity) if isinstance(row.identity, list) else row.identity
-
-
 def _request_key(request: Request, principal: Principal) -> Source | None:
     """The source that an idempotency key stands for: the token and the key."""
     values = header_values(request.scope["headers"], "idempotency-key")
@@ -215,9 +211,9 @@ def _submission(row: SubmitRequest, request_key: Source | None) -> Submission:
     if row.source is not None:
         source = Source(row.source.kind, row.source.name, row.source.id)
     if source is None and row.model_fields_set == _REQUIRED:
-        return Submission(_identity(row), row.payload)  # most rows; half of the time
+        return Submission(row.identity, row.payload)  # most rows; half of the time
     return Submission(
-        _identity(row),
+        row.identity,
         row.payload,
         revision=row.revision,
         priority=row.priority,
