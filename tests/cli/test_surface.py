@@ -178,6 +178,16 @@ def test_lists_fit_80_columns_with_identities_first_and_short_ids(helixq, lab):
     assert shown.json["identity"] == "Sample-07-of-a-long-name"
 
 
+def test_batch_is_found_by_the_beginning_of_its_key(helixq, lab):
+    [first, _] = lab.submit("Sample-1", "Sample-2")
+    for digits in (8, 13, 17, 33, 64):
+        shown = helixq("batch", "show", first.receipt.key[: 3 + digits], "--json")
+        assert shown.json["batch_id"] == str(first.receipt.batch_id)
+    assert helixq("batch", "show", first.receipt.key[:10]).code == Exit.NO
+    wrong = first.receipt.key[:14] + ("0" if first.receipt.key[14] != "0" else "1")
+    assert helixq("batch", "show", wrong).code == Exit.NO
+
+
 def test_worker_commands_show_status_slots_and_identities(helixq, lab):
     name = f"gpu-{lab.q}"
     lab.submit("Sample-1", "Sample-2")

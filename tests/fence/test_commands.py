@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -10,8 +11,9 @@ from helixqueue.cli.exits import Exit
 from helixqueue.engine import fences as calls
 from helixqueue.errors import LeaseLost
 from helixqueue.fence.ed25519 import Ed25519Signer
-from helixqueue.fence.receipt import receipt_of
+from helixqueue.fence.receipt import fence_key, receipt_of
 from helixqueue.fence.signing import HmacSigner
+from helixqueue.identity import key_text
 from tests.support.cli import Helixq
 from tests.support.fence_reads import fence_of
 from tests.support.fence_time import expire
@@ -69,6 +71,33 @@ def test_fence_is_found_by_name_and_identity(helixq, helix, name):
     assert helixq("fence", "show", "o-7", "--name", name, "--json").json["fence"] == fence.key
     assert helixq("fence", "show", "o-8", "--name", name).code == Exit.NO
     assert helixq("fence", "show", "o-7").code == Exit.REFUSED
+
+
+def test_fence_is_found_by_the_beginning_of_its_key_if_that_is_unique(helixq, helix, name):
+    with helix.fence(name, key="o-7") as fence:
+        fence.seal(1)
+    for digits in (8, 9, 12, 63, 64):
+        shown = helixq("fence", "show", fence.key[: 3 + digits], "--json")
+        assert shown.json["fence"] == fence.key
+    assert helixq("fence", "show", fence.key[:10]).code == Exit.REFUSED
+    wrong = fence.key[:10] + ("0" if fence.key[10] != "0" else "1")
+    assert "no fence" in helixq("fence", "show", wrong).err
+
+
+def test_beginning_of_two_keys_is_refused_until_more_digits_decide(helixq, helix, name):
+    seen = {}
+    for number in itertools.count():  # about 80,000 keys until two begin with the same 8 digits
+        key = key_text(fence_key("a", name, (f"o-{number}",)))
+        if key[:11] in seen:
+            break
+        seen[key[:11]] = f"o-{number}"
+    for identity in (seen[key[:11]], f"o-{number}"):
+        with helix.fence(name, key=identity) as fence:
+            fence.seal(1)
+    done = helixq("fence", "show", key[:11])
+    assert done.code == Exit.NO
+    assert "add digits" in done.err
+    assert helixq("fence", "show", key[:20], "--json").json["identity"] == [f"o-{number}"]
 
 
 @pytest.mark.parametrize("way", ["applied", "applied without result", "not applied"])

@@ -8077,9 +8077,9 @@ CREATE VIEW helix.fence_overview WITH (security_invoker='true') AS
 
 ALTER VIEW helix.fence_overview OWNER TO helix_owner;
 
--- Name: read_fence_v1(bytea); Type: FUNCTION; Schema: helix; Owner: helix_reader
+-- Name: read_fence_v1(bytea, bytea); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_fence_v1(p_key bytea) RETURNS SETOF helix.fence_overview
+CREATE FUNCTION helix.read_fence_v1(p_key bytea, p_last bytea DEFAULT NULL::bytea) RETURNS SETOF helix.fence_overview
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -8087,11 +8087,12 @@ CREATE FUNCTION helix.read_fence_v1(p_key bytea) RETURNS SETOF helix.fence_overv
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 begin
-  return query select * from helix.fence_overview f where f.key = p_key;
+  return query select * from helix.fence_overview f
+               where f.key >= p_key and f.key <= coalesce(p_last, p_key) order by f.key limit 2;
 end
 $$;
 
-ALTER FUNCTION helix.read_fence_v1(p_key bytea) OWNER TO helix_reader;
+ALTER FUNCTION helix.read_fence_v1(p_key bytea, p_last bytea) OWNER TO helix_reader;
 
 -- Name: read_fences_v1(text, text, text, text, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -16310,11 +16311,11 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.fence_overview TO helix_engine;
 GRANT SELECT ON TABLE helix.fence_overview TO helix_reader;
 GRANT SELECT ON TABLE helix.fence_overview TO helix_operator;
 
--- Name: FUNCTION read_fence_v1(p_key bytea); Type: ACL; Schema: helix; Owner: helix_reader
+-- Name: FUNCTION read_fence_v1(p_key bytea, p_last bytea); Type: ACL; Schema: helix; Owner: helix_reader
 
-REVOKE ALL ON FUNCTION helix.read_fence_v1(p_key bytea) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.read_fence_v1(p_key bytea) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_fence_v1(p_key bytea) TO helix_read;
+REVOKE ALL ON FUNCTION helix.read_fence_v1(p_key bytea, p_last bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_fence_v1(p_key bytea, p_last bytea) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_fence_v1(p_key bytea, p_last bytea) TO helix_read;
 
 -- Name: FUNCTION read_fences_v1(p_scan text, p_tenant text, p_name text, p_state text, p_life bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 

@@ -69,6 +69,15 @@ def run_in_process(arguments, environment, *, stdin=b"", terminal=False):
     return result
 
 
+def printed_on_a_terminal(print_it):
+    """What a function prints to standard output where that claims to be a terminal."""
+    out = io.StringIO()
+    out.isatty = lambda: True
+    with mock.patch.dict(os.environ, {"TERM": "dumb"}), redirect_stdout(out):
+        print_it()
+    return out.getvalue()
+
+
 class Helixq:
     """Runs commands against one database; `q` is a queue name that only this test uses."""
 

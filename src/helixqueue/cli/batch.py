@@ -55,7 +55,7 @@ def _list(page: Page[BatchRow]) -> None:
         [show.STYLES[row.state] for row in page.rows],
         empty="no batches",
         first="identity",
-        optional=("detail", "submitted", "queue", "attempt"),
+        optional=("submitted", "queue", "attempt"),
     )
 
 
@@ -87,11 +87,12 @@ def _row(row: BatchRow) -> tuple[show.Cell, ...]:
 )
 def _causes(page: Page[FailureCause]) -> None:
     show.table(
-        ("batches", "queue", "failure", "message", "example", "newest"),
+        ("batches", "queue", "failure", "example", "newest", "message"),
         [
             (
-                str(cause.batches), cause.queue, cause.failure, cause.text or "",
+                str(cause.batches), cause.queue, cause.failure,
                 unicode_diff.identity_text(cause.example, cause.revision), cause.newest,
+                cause.text or "",
             )
             for cause in page.rows
         ],

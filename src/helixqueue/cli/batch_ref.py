@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from helixqueue.cli import unicode_diff
 from helixqueue.errors import NoSuchBatch, Refused
-from helixqueue.identity import canonical_revision, stored_public_id
+from helixqueue.identity import canonical_revision, key_range, stored_public_id
 from helixqueue.operations.batch_reads import list_batches
 from helixqueue.records.parameter import MAX_PAGE
 
@@ -30,7 +30,12 @@ def find(
 ) -> Instructions[uuid.UUID]:
     """The id of the batch that `ref` names; raises NoSuchBatch for none or several."""
     if ref.startswith("v1:"):
-        return _id_of_key(ref)
+        first, last = _ids_of_key(ref)
+        if first == last:
+            return first
+        # A key begins as the id that is derived from it.
+        rows = yield from _rows_of_short_id(operations, str(first)[:8], queue)
+        return _single([row for row in rows if first <= row.batch_id <= last], ref, queue)
     try:
         return uuid.UUID(ref)
     except ValueError:
@@ -57,14 +62,13 @@ def find_all(
     return list(dict.fromkeys(found))
 
 
-def _id_of_key(ref: str) -> uuid.UUID:
+def _ids_of_key(ref: str) -> tuple[uuid.UUID, uuid.UUID]:
+    """The first and the last id of batches whose keys begin so."""
     try:
-        digest = bytes.fromhex(ref.removeprefix("v1:"))
+        first, last = key_range(ref)
     except ValueError:
-        digest = b""
-    if len(digest) != 32:
-        raise NoSuchBatch(f"expected a key (v1: and 64 hex digits), got {ref!a}")
-    return stored_public_id(b"\x01" + digest)
+        raise NoSuchBatch(f"expected a key (v1: and 8 to 64 hex digits), got {ref!a}") from None
+    return stored_public_id(first), stored_public_id(last)
 
 
 def _rows_of_identity(

@@ -16,7 +16,7 @@ from helixqueue.errors import Refused
 from helixqueue.fence import operations as fences
 from helixqueue.fence.policy import HTTP_PREFIX
 from helixqueue.fence.receipt import fence_key
-from helixqueue.identity import PART_SEPARATOR, canonicalize, key_bytes, key_text, loads
+from helixqueue.identity import PART_SEPARATOR, canonicalize, key_range, key_text, loads
 from helixqueue.records.parameter import ABSENT, MAX_PAGE
 from helixqueue.states import FenceState
 
@@ -34,11 +34,12 @@ _STYLES = {
     FenceState.RELEASED: "magenta",
 }
 
-Fence = Annotated[str, argument("FENCE", "Key v1:..., or identity with --name.")]
+Fence = Annotated[str, argument("FENCE", "Key v1:... (8 digits suffice), or identity with --name.")]
 Name = Annotated[str | None, option("--name NAME", "Name of the fence.")]
 
 FenceOrFilters = Annotated[
-    str | None, argument("FENCE", "Key v1:..., or identity with --name; else filters.")
+    str | None,
+    argument("FENCE", "Key v1:... (8 digits suffice), or identity with --name; else filters."),
 ]
 Verdict = Annotated[
     bool, option("--applied/--not-applied", "Whether the effect happened.", show_default=False)
@@ -85,13 +86,13 @@ def _list(page: Page[FenceRow]) -> None:
         [
             (
                 row.fence, row.tenant, row.name, _identity(row), row.state, str(row.attempt),
-                times.to_seconds(row.changed_at), row.actor, _detail(row),
+                row.changed_at, row.actor, _detail(row),
             )
             for row in page.rows
         ],
         [_STYLES.get(row.state, "") for row in page.rows],
         empty="no fences",
-        optional=("tenant",),
+        optional=("tenant", "attempt", "actor"),
     )  # fmt: skip
 
 
@@ -249,25 +250,24 @@ def _resolve_matching(
         return
     show.table(
         ("fence", "name", "identity", "since", "answer"),
-        [
-            (row.fence, row.name, _identity(row), times.to_seconds(row.changed_at), row.answer)
-            for row in rows
-        ],
+        [(row.fence, row.name, _identity(row), row.changed_at, row.answer) for row in rows],
         empty="no fences",
     )
 
 
 def _find(target: connection.Target, ref: str, name: str | None, tenant: str | None) -> FenceDetail:
+    key = ref
     try:
-        key = key_bytes(ref)
+        key_range(ref)
     except ValueError:
         if name is None:
             raise Refused(
                 f"expected a key such as v1:..., or an identity with --name, got {ref!r}"
             ) from None
         owner = connection.tenant_name(target, tenant)
-        key = fence_key(owner, name, canonicalize(tuple(ref.split(PART_SEPARATOR))).canonical)
-    show_fence = partial(fences.show_fence, fence=key_text(key))
+        parts = canonicalize(tuple(ref.split(PART_SEPARATOR))).canonical
+        key = key_text(fence_key(owner, name, parts))
+    show_fence = partial(fences.show_fence, fence=key)
     return operation.run(target, tenant, None, show_fence, every_tenant=True)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from helixqueue.cli import connection, operation, options, show, times
+from helixqueue.cli import connection, operation, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.options import argument
@@ -30,9 +30,10 @@ def register(parent: typer.Typer) -> None:
 @verb(app, "refused", identities.list_refused, example="helixq identity refused basecall")
 def _refused(page: Page[RefusedIdentityRow]) -> None:
     show.table(
-        ("time", "text", "raw bytes", "reason", "by"),
-        [(times.to_seconds(r.at), _text(r), r.raw_hex, r.why, r.actor) for r in page.rows],
+        ("time", "text", "reason", "by", "raw bytes"),
+        [(r.at, _text(r), r.why, r.actor, r.raw_hex) for r in page.rows],
         empty="no refused identities",
+        optional=("time", "by"),
     )
 
 

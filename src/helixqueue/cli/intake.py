@@ -156,6 +156,7 @@ def _status(page: Page[IntakeRow], *, ask: Runner) -> None:
         [_row(row) for row in page.rows],
         ["" if row.state in HEALTHY else "bold red" for row in page.rows],
         empty="no intakes",
+        optional=("delivered", "looked", "vanished"),
     )  # fmt: skip
     for row in page.rows:
         if row.problem is not None:

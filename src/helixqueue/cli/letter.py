@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from helixqueue.cli import shapes, show, times
+from helixqueue.cli import shapes, show
 from helixqueue.cli.derived_commands import verb
 from helixqueue.operations import letters
 
@@ -29,15 +29,16 @@ def _list(page: Page[LetterRow]) -> None:
         [
             (
                 str(row.letter),
-                times.to_seconds(row.last_at),
+                row.last_at,
                 row.status,
                 row.reason,
                 f"{row.kind} {row.name} {row.source}",
-                (row.detail or "")[:80],
+                row.detail or "",
             )
             for row in page.rows
         ],
         empty="no letters",
+        optional=("time",),
     )
 
 

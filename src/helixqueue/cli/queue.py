@@ -35,7 +35,7 @@ def _list(page: Page[QueueSummary]) -> None:
         ["yellow" if row.paused or row.closed else "" for row in page.rows],
         empty="no queues",
         first="queue",
-        optional=("status", "tenant", "assigned", "waiting", "cancelled"),
+        optional=("tenant", "assigned", "waiting", "cancelled"),
     )
 
 

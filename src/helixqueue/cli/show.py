@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import textwrap
 from contextlib import contextmanager
@@ -11,14 +12,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from rich import box
-from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from helixqueue.cli import times
+from helixqueue.cli.table_layout import GAP, lay_out, row_lines
 from helixqueue.log import terminal
 from helixqueue.log.lines import message_line
 from helixqueue.log.terminal import plain
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 SHORT_ID: Final = 8  # hexadecimal digits of an id; every command accepts them
-CUT_WIDTH: Final = 32  # wider cells are cut on a terminal that is too narrow for them
-WRAP_WIDTH: Final = 28  # the least width of the last column, whose texts wrap
+SHORT_KEY: Final = 15  # characters of a key, as v1:6ead468e01c2; commands accept them, too
+_KEY: Final = re.compile(r"v1:[0-9a-f]{64}")
 # Row colours by batch state.
 STYLES = {
     "PENDING": "cyan",
@@ -93,8 +92,8 @@ def table(
     """Print a table; `styles` colours its rows, `empty` is the message for a table without rows.
 
     In a pipe a row is one line with tabs, never truncated, after a line with the column names. A
-    terminal shows short ids and relative times. There `first` is the first column, `optional`
-    columns are left out from the last on until the rest fits, and the last column wraps.
+    terminal shows short ids, short keys and relative times. There `first` is the first column, and
+    `optional` columns are left out from the last on until the rest fits (cli/table_layout.py).
     """
     if not rows:
         if empty:
@@ -107,46 +106,20 @@ def table(
     console = Console()
     order = sorted(range(len(columns)), key=lambda place: columns[place] != first)
     texts = [[_short_text(cell) for cell in row] for row in rows]
-    widths = [
-        max(map(cell_len, [name, *(row[place] for row in texts)]))
-        for place, name in enumerate(columns)
-    ]
-    kept = _fitting(columns, widths, order, optional, console.width)
-    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for place in kept:
-        # The last column wraps between words; the others are cut only if nothing else helps.
-        last = place == kept[-1]
-        grid.add_column(
-            columns[place],
-            no_wrap=not last,
-            overflow="fold" if last else "ellipsis",
-            min_width=None if last else min(widths[place], CUT_WIDTH),
-        )
-    for number, row in enumerate(texts):
+    layout = lay_out(columns, texts, order, optional, console.width)
+
+    def print_line(text: str, style: str = "") -> None:
         # Escaped: square brackets in a value are not markup.
-        grid.add_row(
-            *(escape(row[place]) for place in kept), style=styles[number] if styles else None
-        )
-    console.print(grid)
+        console.print(escape(text), style=style or None, highlight=False, soft_wrap=True)
 
-
-def _fitting(
-    columns: Sequence[str],
-    widths: Sequence[int],
-    order: Sequence[int],
-    optional: Sequence[str],
-    width: int,
-) -> list[int]:
-    """The places of the columns that fit, in their order on the terminal."""
-    kept = list(order)
-    for name in [None, *reversed(optional)]:
-        if name is not None:
-            kept.remove(columns.index(name))
-        needed = [min(widths[place], CUT_WIDTH) for place in kept[:-1]]
-        last = min(widths[kept[-1]], WRAP_WIDTH)
-        if sum(needed) + last + 2 * len(kept) <= width:
-            break
-    return kept
+    [header] = row_lines(columns, columns, layout._replace(below=()), console.width)
+    print_line(header, "bold")
+    print_line(
+        "─" * min(sum(layout.widths.values()) + GAP * (len(layout.widths) - 1), console.width)
+    )
+    for number, row in enumerate(texts):
+        for text in row_lines(columns, row, layout, console.width):
+            print_line(text, styles[number] if styles else "")
 
 
 def time_text(time: datetime | None) -> str:
@@ -168,7 +141,9 @@ def _full_text(cell: Cell) -> str:
 def _short_text(cell: Cell) -> str:
     if isinstance(cell, UUID):
         return str(cell)[:SHORT_ID]
-    return times.ago(cell) if isinstance(cell, datetime) else plain(cell or "")
+    if isinstance(cell, datetime):
+        return times.ago(cell)
+    return cell[:SHORT_KEY] if cell and _KEY.fullmatch(cell) else plain(cell or "")
 
 
 def _single_line(cell: str) -> str:

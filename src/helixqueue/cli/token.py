@@ -44,6 +44,8 @@ def _list(page: Page[TokenRow]) -> None:
         [_row(row) for row in page.rows],
         ["" if row.good else "dim" for row in page.rows],
         empty="no tokens",
+        first="name",
+        optional=("tenant", "last used", "generation"),
     )
 
 

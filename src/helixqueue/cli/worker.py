@@ -45,7 +45,7 @@ def _list(page: Page[WorkerRow], *, ask: Runner) -> None:
         [(*_row(row, now), _working_on(row, held.get(row.name, ()))) for row in page.rows],
         ["" if _is_alive(row, now) else "dim" for row in page.rows],
         empty="no workers",
-        optional=("working on", "resources", "last report", "leases", "login"),
+        optional=("last report", "resources", "leases", "login"),
     )
 
 

@@ -238,7 +238,16 @@ def find_holder(key: bytes) -> Call[tuple[int, bool] | None]:
 def find_fence(key: bytes) -> Call[FenceRow | None]:
     """The fence with this key; None for no visible fence."""
     return Call(
-        _SQL["find_fence"], (_bytes(key),), lambda rows: _read_row(rows[0]) if rows else None
+        _SQL["find_fence"], (_bytes(key), None), lambda rows: _read_row(rows[0]) if rows else None
+    )
+
+
+def find_fences(first: bytes, last: bytes) -> Call[list[FenceRow]]:
+    """At most two fences with keys from `first` to `last`."""
+    return Call(
+        _SQL["find_fence"],
+        (_bytes(first), _bytes(last)),
+        lambda rows: [_read_row(row) for row in rows],
     )
 
 

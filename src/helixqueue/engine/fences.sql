@@ -51,11 +51,11 @@ select helix.renew_fences_v1(%s::bytea[], %s::int[], %s::bigint[], %s::bigint[])
 select h.version, h.held from helix.read_fence_holder_v1(%s::bytea) h;
 
 -- name: find_fence
--- By its key.
+-- By its key, or those whose keys have one prefix.
 select f.key, f.tenant, f.name, f.identity, f.state, f.version, f.attempt, f.actor, f.reason, f.detail,
        f.first_at, f.changed_at, f.deadline, f.effect, f.form, f.digest, f.answer_kept, f.answer_until,
        f.until, f.quiet_seconds, f.fingerprint, f.receipt, f.sealed_at
-from helix.read_fence_v1(%s::bytea) f;
+from helix.read_fence_v1(%s::bytea, %s::bytea) f;
 
 -- name: list_fences
 -- Newest first. The first column is the edge, the second the position of a row; there is at least one row.

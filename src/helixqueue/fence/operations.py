@@ -5,6 +5,7 @@ The operations stand here and not in `operations/`, because receipts and stored 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,7 +19,7 @@ from helixqueue.fence.policy import HTTP_PREFIX
 from helixqueue.fence.receipt import receipt_of
 from helixqueue.fence.rehearsal import MEANS as PREDICTIONS
 from helixqueue.fence.rehearsal import WORDS, call_of
-from helixqueue.identity import canonical_text, key_bytes, key_text
+from helixqueue.identity import canonical_text, key_range, key_text
 from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
 from helixqueue.records.fence import (
@@ -36,7 +37,10 @@ from helixqueue.states import FenceState
 if TYPE_CHECKING:
     from helixqueue.operations.batches import Operations
 
-FenceKey = Annotated[str, Param("Key of the fence.", length=100, metavar="FENCE")]
+FenceKey = Annotated[
+    str,
+    Param("Key of the fence; 8 digits suffice if they are unique.", length=100, metavar="FENCE"),
+]
 Name = Annotated[str, Param("Name of the guarded effect.", length=255, metavar="NAME")]
 State = Annotated[
     FenceState, Param("State; fences IN_DOUBT wait for an operator.", metavar="STATE")
@@ -248,13 +252,14 @@ def rehearse(operations: Operations, *, calls: Calls) -> Instructions[Page[Predi
 
 
 def _find(operations: Operations, fence: str) -> Instructions[FenceRow]:
-    try:
-        row = yield from operations.ask(fences.find_fence(key_bytes(fence)))
-    except ValueError:
-        row = None
-    if row is None:
+    found: list[FenceRow] = []
+    with suppress(ValueError):
+        found = yield from operations.ask(fences.find_fences(*key_range(fence)))
+    if not found:
         raise NoSuchFence(f"no fence that this login or token may see has the key {fence}")
-    return row
+    if len(found) > 1:
+        raise NoSuchFence(f"expected a key that is unique, got {fence}; add digits of the key")
+    return found[0]
 
 
 def resolved_result(

@@ -88,6 +88,14 @@ def key_bytes(text: str) -> bytes:
     return bytes([int(version[1:])]) + key
 
 
+def key_range(text: str) -> tuple[bytes, bytes]:
+    """The first and the last key that begin so; raises `ValueError` below 8 digits of the hash."""
+    version, _, digits = text.partition(":")
+    if not 8 <= len(digits) <= 64:
+        raise ValueError("not a key")
+    return key_bytes(f"{version}:{digits:0<64}"), key_bytes(f"{version}:{digits:f<64}")
+
+
 def fingerprint(canonical_text: str, secret: bytes) -> str:
     """Compute a payload's fingerprint as the database does, to verify a receipt offline."""
     return hmac.new(secret, canonical_text.encode(), hashlib.sha256).hexdigest()

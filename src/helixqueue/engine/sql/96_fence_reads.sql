@@ -15,13 +15,14 @@ create view helix.fence_overview with (security_invoker = true) as
          f.life
   from helix.fence f;
 
--- One fence by its key.
-create function helix.read_fence_v1(p_key bytea) returns setof helix.fence_overview
+-- One fence by its key, or at most two between two keys: a prefix of a key is unique if it finds one.
+create function helix.read_fence_v1(p_key bytea, p_last bytea default null) returns setof helix.fence_overview
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 set plan_cache_mode = force_generic_plan as $$
 begin
-  return query select * from helix.fence_overview f where f.key = p_key;
+  return query select * from helix.fence_overview f
+               where f.key >= p_key and f.key <= coalesce(p_last, p_key) order by f.key limit 2;
 end
 $$;
 
