@@ -45,10 +45,10 @@ def table_calls():
                 continue
             for node in ast.walk(function):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "show.table":
-                    given = {"columns": node.args[0]} | {k.arg: k.value for k in node.keywords}
+                    arguments = {"columns": node.args[0]} | {k.arg: k.value for k in node.keywords}
                     values = {
-                        name: eval(ast.unparse(given[name]), vars(loaded))  # noqa: S307 - our source
-                        if name in given
+                        name: eval(ast.unparse(arguments[name]), vars(loaded))  # noqa: S307 - our source
+                        if name in arguments
                         else ()
                         for name in ("columns", "first", "optional")
                     }
