@@ -6,7 +6,7 @@ import jsonschema_rs
 import pytest
 
 from helixqueue.fence.http.problem import PREFIX
-from helixqueue.service.openapi import examples, problem_examples
+from helixqueue.service.openapi import examples
 from helixqueue.service.problems import PROBLEMS
 from tests.support.service import DOCUMENT, OPERATIONS
 
@@ -117,7 +117,7 @@ def test_every_problem_is_listed_under_its_status(operation):
 
 def test_every_problem_has_an_example():
     named = DOCUMENT["components"]["examples"].keys()
-    assert named >= PROBLEMS.keys() >= problem_examples.MEMBERS.keys()
+    assert named >= PROBLEMS.keys() >= examples.PROBLEM_MEMBERS.keys()
 
 
 @pytest.fixture(scope="module")

@@ -116,6 +116,7 @@ TABLE = {
     "resolve_fence": Case("operate", 200, RESOLUTION),
     "resolve_fences": Case("operate", 200, {**REASON, "applied": False, "name": "none"}),
     "rehearse": Case("payloads", 200, {"calls": [{"name": "refund", "key": "order-7"}]}),
+    "show_token": Case("any", 200),
     "list_tokens": Case("admin", 200),
     "create_token": Case("admin", 403, {"name": "table-test", "scopes": ["read"]}),
     "rotate_token": Case("admin", 403, {}),

@@ -212,11 +212,10 @@ def open_target(*, as_owner: bool = False) -> Iterator[Target]:
 def open_client(service: ServiceTarget) -> Iterator[HelixClient]:
     """A client of the service; checks that --tenant is the token's tenant."""
     from helixqueue.client.http import HelixClient  # noqa: PLC0415 - not needed for a database
-    from helixqueue.transport.http import tokens  # noqa: PLC0415
 
     with HelixClient(service.url, service.token) as client:
         if service.tenant is not None:
-            tenant = backend_of(client).run(tokens.own_tenant())
+            tenant = _own_tenant(backend_of(client).run)
             if tenant != service.tenant:
                 raise NotPermitted(
                     f"--tenant or HELIX_TENANT is {service.tenant!r}, but the token belongs to "
@@ -328,10 +327,16 @@ def tenant_to_work_for(database: Database, tenant: str | None, *, every: bool) -
 def tenant_name(target: Database | Target, tenant: str | None) -> str:
     """As `tenant_to_change`, and the name of the token's tenant for a service."""
     if _is_service(target):
-        from helixqueue.transport.http import tokens  # noqa: PLC0415 - not needed for a database
-
-        return str(target.run(tokens.own_tenant()))
+        return _own_tenant(target.run)
     return tenant_to_change(target, tenant)
+
+
+def _own_tenant(run: Callable[[Any], Any]) -> str:
+    """The tenant of the token."""
+    from helixqueue.operations.tokens import show_token  # noqa: PLC0415 - not for a database
+    from helixqueue.transport.http.derived_calls import request_of  # noqa: PLC0415
+
+    return str(run(request_of(show_token, {})).tenant)
 
 
 def _is_service(target: Database | Target) -> TypeGuard[Target]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, overload
 
-from helixqueue.client.letters_async import AsyncLetterMethods
 from helixqueue.client.method_async import async_method, async_rows
-from helixqueue.client.queue_methods_async import AsyncQueueMethods
-from helixqueue.operations import batch_actions, batch_reads, submit
+from helixqueue.operations import batch_actions, batch_reads, identities, submit
 from helixqueue.operations import duties as duty_operations
 from helixqueue.operations import intakes as intake_operations
+from helixqueue.operations import letters as letter_operations
+from helixqueue.operations import queues as queue_operations
 from helixqueue.operations.instructions import Instructions, run_instructions_async
 from helixqueue.records.submission import Submission
 
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
     from helixqueue.client.backend import AsyncBackend
     from helixqueue.client.run_worker import Queues
+    from helixqueue.identity.twins import TwinGroup
     from helixqueue.operations.batch_actions import BatchRef, FailedFilters, UnfinishedFilters
     from helixqueue.operations.batches import Which
     from helixqueue.queues import Queue
     from helixqueue.records.batch import ActionResult, EventRow
+    from helixqueue.records.identity import RefusedIdentityRow
     from helixqueue.records.lease import LeaseRef, LeaseRow, Settlement, WriteResult
     from helixqueue.records.submission import Accepted, Receipt, SubmitOptions, Submitted
     from helixqueue.states import State
@@ -36,7 +38,7 @@ R = TypeVar("R")
 W = TypeVar("W")
 
 
-class AsyncClient(AsyncLetterMethods, AsyncQueueMethods, Generic[W]):
+class AsyncClient(Generic[W]):
     """Methods of every client: each builds an operation, and the backend runs its instructions."""
 
     def __init__(self, backend: AsyncBackend) -> None:
@@ -178,6 +180,32 @@ class AsyncClient(AsyncLetterMethods, AsyncQueueMethods, Generic[W]):
     duties = async_method(duty_operations.list_duties)
     findings = async_method(duty_operations.list_findings)
     intakes = async_method(intake_operations.list_intakes)
+    letters = async_rows(letter_operations.list_letters)
+    letter = async_method(letter_operations.show_letter)
+    redrive = async_method(letter_operations.redrive_letter)
+
+    async def discard(self, letter_numbers: Sequence[int], *, reason: str) -> dict[int, str]:
+        """Discard dead letters: their bytes are deleted, the record stays."""
+        return await self._do(
+            letter_operations.discard_letters(self._operations, letter_numbers, reason)
+        )
+
+    async def refused(
+        self, queue: Queue[Any, Any] | str, *, limit: int = 1_000
+    ) -> list[RefusedIdentityRow]:
+        """List the latest identities that the queue refused, with their raw bytes in hex."""
+        return await self._do(identities.refused(self._operations, queue, limit))
+
+    async def twins(self, queue: Queue[Any, Any] | str) -> list[TwinGroup]:
+        """List identities of the queue that are easily confused: case, look-alikes."""
+        return await self._do(identities.twins(self._operations, queue))
+
+    async def delete_queue(self, queue: Queue[Any, Any] | str, *, reason: str) -> bool:
+        """Delete a queue that never had a batch; returns False if it does not exist.
+
+        Raises `Refused` if the queue has or had batches: their keys contain its name.
+        """
+        return await self._do(queue_operations.delete_if_exists(self._operations, queue, reason))
 
     @overload
     async def cancel(

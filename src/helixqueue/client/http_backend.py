@@ -19,7 +19,7 @@ from helixqueue.operations.instructions import (
     run_instructions,
     run_instructions_async,
 )
-from helixqueue.transport.http import calls, ledgers
+from helixqueue.transport.http import calls
 from helixqueue.transport.http.connection import (
     AsyncHttpConnection,
     HttpConnection,
@@ -42,7 +42,7 @@ T = TypeVar("T")
 MORE_CONNECTIONS = 3
 HTTP_CALLS = CallSet(
     calls,
-    ledgers,
+    calls,
     chunk_rows=calls.SUBMIT_ROWS_MAX,
     chunk_chars=calls.SUBMIT_CHARS_MAX,
     payload_bytes_max=calls.PAYLOAD_BYTES_MAX,

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, overload
 
-from helixqueue.client.letters import LetterMethods
 from helixqueue.client.method import method, rows
-from helixqueue.client.queue_methods import QueueMethods
-from helixqueue.operations import batch_actions, batch_reads, submit
+from helixqueue.operations import batch_actions, batch_reads, identities, submit
 from helixqueue.operations import duties as duty_operations
 from helixqueue.operations import intakes as intake_operations
+from helixqueue.operations import letters as letter_operations
+from helixqueue.operations import queues as queue_operations
 from helixqueue.operations.instructions import Instructions, run_instructions
 from helixqueue.records.submission import Submission
 
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
     from helixqueue.client.backend import SyncBackend
     from helixqueue.client.run_worker import Queues
+    from helixqueue.identity.twins import TwinGroup
     from helixqueue.operations.batch_actions import BatchRef, FailedFilters, UnfinishedFilters
     from helixqueue.operations.batches import Which
     from helixqueue.queues import Queue
     from helixqueue.records.batch import ActionResult, EventRow
+    from helixqueue.records.identity import RefusedIdentityRow
     from helixqueue.records.lease import LeaseRef, LeaseRow, Settlement, WriteResult
     from helixqueue.records.submission import Accepted, Receipt, SubmitOptions, Submitted
     from helixqueue.states import State
@@ -37,7 +39,7 @@ R = TypeVar("R")
 W = TypeVar("W")
 
 
-class SyncClient(LetterMethods, QueueMethods, Generic[W]):
+class SyncClient(Generic[W]):
     """Methods of every client: each builds an operation, and the backend runs its instructions."""
 
     def __init__(self, backend: SyncBackend) -> None:
@@ -179,6 +181,30 @@ class SyncClient(LetterMethods, QueueMethods, Generic[W]):
     duties = method(duty_operations.list_duties)
     findings = method(duty_operations.list_findings)
     intakes = method(intake_operations.list_intakes)
+    letters = rows(letter_operations.list_letters)
+    letter = method(letter_operations.show_letter)
+    redrive = method(letter_operations.redrive_letter)
+
+    def discard(self, letter_numbers: Sequence[int], *, reason: str) -> dict[int, str]:
+        """Discard dead letters: their bytes are deleted, the record stays."""
+        return self._do(letter_operations.discard_letters(self._operations, letter_numbers, reason))
+
+    def refused(
+        self, queue: Queue[Any, Any] | str, *, limit: int = 1_000
+    ) -> list[RefusedIdentityRow]:
+        """List the latest identities that the queue refused, with their raw bytes in hex."""
+        return self._do(identities.refused(self._operations, queue, limit))
+
+    def twins(self, queue: Queue[Any, Any] | str) -> list[TwinGroup]:
+        """List identities of the queue that are easily confused: case, look-alikes."""
+        return self._do(identities.twins(self._operations, queue))
+
+    def delete_queue(self, queue: Queue[Any, Any] | str, *, reason: str) -> bool:
+        """Delete a queue that never had a batch; returns False if it does not exist.
+
+        Raises `Refused` if the queue has or had batches: their keys contain its name.
+        """
+        return self._do(queue_operations.delete_if_exists(self._operations, queue, reason))
 
     @overload
     def cancel(

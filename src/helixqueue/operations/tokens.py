@@ -12,7 +12,7 @@ from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import NAME_PATTERN, Cursor, Limit, Param, QueueName, Reason
-from helixqueue.records.token import CreatedToken, LoginCode, RevokedTokens, TokenRow
+from helixqueue.records.token import CreatedToken, CurrentToken, LoginCode, RevokedTokens, TokenRow
 
 if TYPE_CHECKING:
     from helixqueue.operations.batches import Operations
@@ -60,6 +60,24 @@ Overlap = Annotated[
         metavar="SECONDS",
     ),
 ]  # fmt: skip
+
+
+@operation("GET /v1/token", scope="any")
+def show_token(operations: Operations) -> Instructions[CurrentToken]:
+    """Show the token of this request.
+
+    Its tenant, name, scopes and expiry.
+    """
+    if operations.token_hash is None:
+        raise Refused("expected the token of a service, got a login of the database")
+    found = yield from operations.ask(engine.tokens.authenticate([operations.token_hash]))
+    for grant in found.values():
+        queues = None if grant.queues is None else sorted(grant.queues)
+        scopes = sorted(grant.scopes)
+        return CurrentToken(
+            grant.tenant, grant.name, grant.generation, scopes, queues, grant.expires_at
+        )
+    raise NotPermitted("the token is not valid any more")
 
 
 @operation("GET /v1/tokens", scope="admin")

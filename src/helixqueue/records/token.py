@@ -33,6 +33,18 @@ class CreatedToken(TokenRow):
 
 
 @dataclass(frozen=True, slots=True)
+class CurrentToken:
+    """The token of a request."""
+
+    tenant: str
+    name: str
+    generation: int
+    scopes: list[str]
+    queues: list[str] | None
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class RevokedTokens:
     tenant: str
     name: str

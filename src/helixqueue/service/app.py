@@ -44,7 +44,6 @@ from helixqueue.service.routes import (
     ledgers,
     login,
     proof,
-    tokens,
 )
 from helixqueue.service.service import Service
 from helixqueue.service.settings import MAX_BODY_BYTES
@@ -61,7 +60,7 @@ ROUTERS = (
     routes_of(batch_reads, "batches"), routes_of(overview), routes_of(queues), routes_of(workers),
     changes.routes, routes_of(identities), routes_of(fences, "fences"), routes_of(letters),
     routes_of(intakes), routes_of(duties),
-    ledgers.routes, routes_of(ledger_operations), routes_of(feeds), checks.routes, tokens.routes,
+    ledgers.routes, routes_of(ledger_operations), routes_of(feeds), checks.routes,
     routes_of(token_operations), login.routes, proof.routes, health.routes,
 )  # fmt: skip
 # Every response below 500 means that nothing was done, so the key may be used again.

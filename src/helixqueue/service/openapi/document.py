@@ -15,7 +15,7 @@ from helixqueue.fence.http import describe
 from helixqueue.fence.http.problem import PREFIX
 from helixqueue.fence.http.problem import PROBLEMS as FENCE_PROBLEMS
 from helixqueue.fence.http.problem import USUAL as FENCE_DEFAULTS
-from helixqueue.service.openapi import examples, problem_examples
+from helixqueue.service.openapi import examples
 from helixqueue.service.problems import DEFAULTS, PROBLEMS, ProblemResponse
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _problem_examples(policy: Policy) -> dict[str, Any]:
     for kind, (status, title, remedy) in PROBLEMS.items():
         members = {"detail": title, "request": examples.REQUEST, "remedy": remedy}
         members |= dict(zip(("expected", "got"), DEFAULTS.get(kind, ()), strict=False))
-        members |= problem_examples.MEMBERS.get(kind, {})
+        members |= examples.PROBLEM_MEMBERS.get(kind, {})
         result[kind] = _example(kind, status, title, members)
     return result
 

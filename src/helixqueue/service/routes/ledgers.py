@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Path
+from pydantic import AfterValidator, BaseModel, Field, StrictInt
 
 from helixqueue.operations import ledgers
-from helixqueue.records.ledger import Appended
+from helixqueue.records.ledger import AppendDecision, Appended, NewEvent
+from helixqueue.records.machine import KIND_PATTERN
 from helixqueue.service.compute_threads import is_large
-from helixqueue.service.models import ledgers as models
-from helixqueue.service.models.requests import NAME_PATTERN
+from helixqueue.service.models.requests import (
+    NAME_PATTERN,
+    IdentityText,
+    Json,
+    RequestModel,
+    printable,
+)
 from helixqueue.service.principal import Principal
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import (
@@ -20,16 +27,61 @@ from helixqueue.service.routing import (
     operation,
     router,
 )
+from helixqueue.service.settings import MAX_ROWS
 
 routes = router("ledgers")
 LedgerName = Annotated[
     str, Path(pattern=NAME_PATTERN, description="Name of the ledger.", examples=["dispatch"])
 ]
 
+KindText = Annotated[str, Field(pattern=KIND_PATTERN, examples=["CONFIRMED"])]
+EntityValue = IdentityText | Annotated[tuple[IdentityText, ...], Field(min_length=1, max_length=16)]
+
+
+class AppendRequest(RequestModel):
+    entity: EntityValue = Field(examples=["drone-7"])
+    seq: Annotated[StrictInt, Field(ge=1, lt=2**53)]  # JSON has no greater exact numbers
+    kind: KindText
+    payload: Json = Field(None, description="Any JSON.", examples=[{"pad": "north"}])
+    node: Annotated[str, Field(min_length=1, max_length=255), AfterValidator(printable)] | None = (
+        Field(None, description="Where the event was observed.", examples=["alp-1"])
+    )
+
+    def event(self) -> NewEvent:
+        return NewEvent(self.entity, self.seq, self.kind, self.payload, self.node)
+
+
+class AppendManyRequest(RequestModel):
+    events: Annotated[list[AppendRequest], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)]
+
+
+class AppendedResponse(BaseModel):
+    decision: AppendDecision
+    key: str | None
+    version: int | None = Field(description="Number of the event within its entity.")
+    state: str | None = Field(description="State of the entity now.")
+    seq: int | None = Field(description="Greatest seq of the entity.")
+    rules: list[str] = Field(description="Violated rules.")
+    diff: list[dict[str, Any]] = Field(description="Of a conflict; values need the scope payloads.")
+
+
+class AppendManyResponse(BaseModel):
+    appended: list[AppendedResponse]
+
+
+def appended(answer: Appended, *, values: bool) -> AppendedResponse:
+    """`values` includes those of payloads."""
+    changes = answer.diff
+    if not values:
+        changes = tuple({name: op[name] for name in ("op", "path")} for op in changes)
+    return AppendedResponse(
+        **answer._asdict() | {"rules": list(answer.rules), "diff": list(changes)}
+    )
+
 
 @routes.post(
     "/v1/ledgers/{ledger}/events",
-    response_model=models.AppendedResponse,
+    response_model=AppendedResponse,
     name="append_event",
     summary="Append an event",
     **operation(
@@ -38,11 +90,11 @@ LedgerName = Annotated[
 )
 async def append_event(
     ledger: LedgerName,
-    body: models.AppendRequest,
+    body: AppendRequest,
     principal: PrincipalDep,
     request_log: RequestLogDep,
     raw_body: RawBodyDep,
-) -> models.AppendedResponse:
+) -> AppendedResponse:
     """The status is 200 for every decision: read `decision`.
 
     `written` and `duplicate` mean that the event is stored. `conflict`, `illegal` and `undecided`
@@ -54,35 +106,35 @@ async def append_event(
     request_log.add(ledger=ledger, decision=answer.decision)
     if answer.decision == "refused":
         raise Problem("refused", "; ".join(answer.rules), got=row.kind)
-    return models.appended(answer, values=principal.sees_payloads)
+    return appended(answer, values=principal.sees_payloads)
 
 
 @routes.post(
     "/v1/ledgers/{ledger}/chunks",
-    response_model=models.AppendManyResponse,
+    response_model=AppendManyResponse,
     name="append_events",
     summary="Append up to 1,000 events",
     **operation("submit", "no-such-ledger", fenced=True),
 )
 async def append_events(
     ledger: LedgerName,
-    body: models.AppendManyRequest,
+    body: AppendManyRequest,
     principal: PrincipalDep,
     request_log: RequestLogDep,
     raw_body: RawBodyDep,
-) -> models.AppendManyResponse:
+) -> AppendManyResponse:
     """One answer per event, in the order of the request; an invalid event is `refused`."""
     ledgers.require_all_queues(principal.operations)
     answers = await _append(ledger, body.events, principal, raw_body)
     request_log.add(ledger=ledger, count=len(answers))
-    return models.AppendManyResponse(
-        appended=[models.appended(answer, values=principal.sees_payloads) for answer in answers]
+    return AppendManyResponse(
+        appended=[appended(answer, values=principal.sees_payloads) for answer in answers]
     )
 
 
 async def _append(
     ledger: str,
-    bodies: list[models.AppendRequest],
+    bodies: list[AppendRequest],
     principal: Principal,
     raw_body: bytes,
 ) -> list[Appended]:

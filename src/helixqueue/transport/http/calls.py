@@ -1,4 +1,4 @@
-"""The writes of `helixqueue.engine.calls`, over HTTP.
+"""The writes of `helixqueue.engine.calls` and appends to ledgers, over HTTP.
 
 The token determines tenant and actor, so both parameters are ignored. Requests whose repeats the
 engine does not recognise carry a request key.
@@ -15,6 +15,7 @@ from uuid import UUID
 from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, key_bytes
 from helixqueue.records.lease import ClaimResult, LeaseRow, SealedToken, WriteResult
+from helixqueue.records.ledger import AppendedRow
 from helixqueue.records.submission import WITHOUT_IDENTITY, Receipt, SubmittedRow
 from helixqueue.states import State
 from helixqueue.transport.http.call import HttpCall, at, post, to_json
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from helixqueue.records.lease import LeaseRef, Settlement
+    from helixqueue.records.ledger import NewEventRow
     from helixqueue.records.submission import SubmissionRow
 
 T = TypeVar("T")
@@ -268,3 +270,36 @@ def wait(
 
 def read_state(word: str | None) -> State | None:
     return None if word is None else State(word)
+
+
+# User ledgers; payloads are sent as the JSON text that they are.
+
+
+def append(
+    *,
+    tenant: str,  # noqa: ARG001 - the token determines it
+    ledger: str,
+    rows: Sequence[NewEventRow],
+    actor: str | None = None,  # noqa: ARG001
+) -> HttpCall[list[AppendedRow]]:
+    """Append up to 1,000 events. The engine recognises repeats: no request key is needed."""
+    pieces = b",".join(_event(row) for row in rows)
+    return post(
+        at("ledgers", ledger, "chunks"),
+        b'{"events":[' + pieces + b"]}",
+        lambda document: [_read_appended(item) for item in document["appended"]],
+        needs_key=False,
+    )
+
+
+def _event(row: NewEventRow) -> bytes:
+    parts = row.entity.split(PART_SEPARATOR)
+    entity = parts if len(parts) > 1 else row.entity
+    document = {"entity": entity, "seq": row.seq, "kind": row.kind, "node": row.node}
+    # The payload is JSON text already.
+    return to_json(document)[:-1] + b',"payload":' + row.payload.encode() + b"}"
+
+
+def _read_appended(document: dict[str, Any]) -> AppendedRow:
+    members = {"rules": tuple(document["rules"]), "diff": tuple(document["diff"])}
+    return AppendedRow(**document | members)
