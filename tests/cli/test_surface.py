@@ -194,7 +194,7 @@ def test_worker_commands_show_status_slots_and_identities(helixq, lab):
     lab.claim(2, worker=name)
     lab.run(calls.hello(worker=name, free={"gpus": 1, "health": {"slots": 4, "busy": 2}}))
     [row] = [line for line in helixq("worker", "list").lines if line[0] == name]
-    assert row[1:4] == ["alive", "2/4", "2"]
+    assert row[1:5] == ["*", "alive", "2/4", "2"]
     assert sorted(row[-1].split(", ")) == ["Sample-1", "Sample-2"]
     shown = helixq("worker", "show", name[:-1], "--json")
     assert sorted(batch["identity"] for batch in shown.json["batches"]) == ["Sample-1", "Sample-2"]

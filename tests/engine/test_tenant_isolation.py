@@ -233,9 +233,7 @@ def test_reads_reveal_nothing_of_another_tenant(wall, loot, intruder):
 @pytest.mark.parametrize("name", sorted(READS.keys() - WORDLESS))
 def test_same_read_by_the_tenant_returns_its_rows(wall, loot, name):
     """What is empty above is not empty for being malformed."""
-    # Workers of a tenant are told to the login that serves many: names begin with the tenant's.
-    role = "service" if name == "read_tenant_workers_v1" else "app_b"
-    with wall.connect(role) as connection:
+    with wall.connect("app_b") as connection:
         connection.execute("set helix.tenant = 'b'")
         for arguments in READS[name](loot):
             assert WORD in read_by(connection, name, arguments), arguments

@@ -2856,9 +2856,9 @@ declare
   v_gone integer;
 begin
   delete from helix.worker w
-  where (w.role, w.name) in (select o.role, o.name from helix.worker o
-                             where o.last_seen < statement_timestamp() - interval '30 days'
-                             limit p_limit for update skip locked);
+  where (w.tenant, w.name, w.role) in (select o.tenant, o.name, o.role from helix.worker o
+                                       where o.last_seen < statement_timestamp() - interval '30 days'
+                                       limit p_limit for update skip locked);
   get diagnostics v_gone = row_count;
   return v_gone;
 end
@@ -4371,21 +4371,29 @@ $$;
 
 ALTER FUNCTION helix.hash_row() OWNER TO helix_engine;
 
--- Name: hello_v1(text, jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: hello_v1(text, jsonb, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.hello_v1(p_worker text, p_free jsonb DEFAULT NULL::jsonb) RETURNS void
+CREATE FUNCTION helix.hello_v1(p_worker text, p_free jsonb DEFAULT NULL::jsonb, p_tenant text DEFAULT NULL::text, p_ended boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
+declare
+  v_tenants text[] := case when p_tenant is null then helix.enter() else helix.enter_for(p_tenant) end;
 begin
-  perform helix.enter();
-  p_worker := helix.actor_of(p_worker);
-  insert into helix.worker (role, name, free) values (session_user, p_worker, coalesce(p_free, '{}'))
-  on conflict (role, name) do update set last_seen = clock_timestamp(), free = excluded.free;
+  if p_tenant is not null then
+    v_tenants := array[p_tenant];
+  end if;
+  insert into helix.worker as w (tenant, name, role, shared, free, ended_at)
+  select t.tenant, helix.actor_of(p_worker), session_user, v_tenants is null or cardinality(v_tenants) > 1,
+         coalesce(p_free, '{}'), case when p_ended then clock_timestamp() end
+  from (select unnest(coalesce(v_tenants, '{*}')) as tenant order by 1) t
+  on conflict (tenant, name, role) do update
+    set last_seen = clock_timestamp(), ended_at = excluded.ended_at, shared = excluded.shared,
+        free = coalesce(p_free, w.free);
 end
 $$;
 
-ALTER FUNCTION helix.hello_v1(p_worker text, p_free jsonb) OWNER TO helix_engine;
+ALTER FUNCTION helix.hello_v1(p_worker text, p_free jsonb, p_tenant text, p_ended boolean) OWNER TO helix_engine;
 
 -- Name: hinted(bigint[], integer[], integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5514,13 +5522,10 @@ begin
                        where p.pending and p.queue = q.id and p.lane = l.id
                        order by p.queue, p.lane, p.turn, p.batch limit 1) w on true
     group by q.tenant, q.name));
-  -- A service prefixes the names of its workers with their tenant.
+  -- Those that serve every tenant are the series of `*`.
   perform helix.set_gauges('{helix_workers_alive}', array(
-    select row(coalesce(t.tenant, '*'), 'helix_workers_alive', '', '', count(*))::helix.metric
-    from helix.worker w
-    left join (select distinct q.tenant from helix.queue q) t on t.tenant = split_part(w.name, '/', 1)
-    where w.last_seen > clock_timestamp() - interval '60 s'
-    group by coalesce(t.tenant, '*')));
+    select row(w.tenant, 'helix_workers_alive', '', '', count(*))::helix.metric
+    from helix.worker w where helix.worker_status(w) = 'alive' group by w.tenant));
 end
 $$;
 
@@ -6262,14 +6267,14 @@ begin
       select e.at, e.id, e.part, e.reason, e.actor, e.batch, e.queue, e.version,
              row_number() over (order by e.at desc, e.id desc) = p_look as last
       from helix.entry e
-      where e.reason in ('retried', 'cancelled', 'recovered') and (e.at, e.id) < (p_at, p_id)
+      where e.reason in ('retried', 'cancelled', 'recovered', 'lost') and (e.at, e.id) < (p_at, p_id)
       order by e.at desc, e.id desc, e.part desc limit least(p_look, 10000)
     ),
     stepped as (
       select s.at, s.id, s.actor, s.reason::text as action, 'batch' as subject, u.queue as queue_id,
              count(*) as batches, min(u.batch) as batch, min(u.version) as version
       from seen s cross join lateral unnest(s.batch, s.queue, s.version) as u (batch, queue, version)
-      where s.queue && v_queues and u.queue = any (v_queues)
+      where s.reason <> 'lost' and s.queue && v_queues and u.queue = any (v_queues)
       group by s.at, s.id, s.actor, s.reason, u.queue
     ),
     happened as (
@@ -8350,12 +8355,16 @@ declare
 begin
   return query
     with seen as materialized (
-      select c.batch as id, c.number,
-             row_number() over (order by c.batch desc, c.number desc) = p_look as last
-      from (select c.batch, c.number from helix.read_claimed(v_queues, null) c
+      select c.batch as id, c.number, c.lost,
+             row_number() over (order by c.batch desc, c.number desc, c.lost) = p_look as last
+      from (select c.batch, c.number, c.lost
+            from (select c.batch, c.number, false as lost from helix.read_claimed(v_queues, null) c
+                  union all
+                  select l.batch, l.number, true from helix.read_lost_by(v_queues, p_worker, p_look) l
+                  where p_worker is not null and p_state is null) c
             where c.batch < p_id
             -- A batch that was claimed twice is here twice; only its newest claim can be live.
-            order by c.batch desc, c.number desc limit p_look) c
+            order by c.batch desc, c.number desc, c.lost limit p_look) c
     ),
     edge as (
       select b.at, s.id from seen s
@@ -8363,12 +8372,13 @@ begin
       where s.last
     ),
     page as (
-      select b.at, s.id from seen s
-      cross join lateral (
-        select w.state, w.actor from helix.work w where w.batch = s.id and w.number = s.number limit 1) w
+      select distinct b.at, s.id from seen s
       cross join lateral (select b.created_at as at from helix.batch b where b.id = s.id limit 1) b
-      where w.state in ('ASSIGNED', 'RUNNING') and (p_state is null or w.state = p_state)
-        and (p_worker is null or w.actor = p_worker)
+      where (s.lost
+             or exists (select from helix.work w
+                        where w.batch = s.id and w.number = s.number
+                          and w.state in ('ASSIGNED', 'RUNNING') and (p_state is null or w.state = p_state)
+                          and (p_worker is null or w.actor = p_worker)))
         and b.at >= p_since and b.at < p_until
       order by s.id desc limit p_limit
     )
@@ -8559,6 +8569,22 @@ $$;
 
 ALTER FUNCTION helix.read_letters_v1(p_tenant text, p_status text, p_reason text, p_queue text, p_before bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
 
+-- Name: read_lost_by(integer[], text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_lost_by(p_queues integer[], p_worker text, p_look integer) RETURNS TABLE(batch bigint, number bigint)
+    LANGUAGE sql STABLE
+    AS $$
+  select u.batch, u.before
+  from (select e.batch, e.queue, e.before, e.reason from helix.entry e
+        where e.reason in ('retried', 'cancelled', 'recovered', 'lost')
+        order by e.at desc, e.id desc, e.part desc limit p_look) e
+  cross join lateral unnest(e.batch, e.queue, e.before) as u (batch, queue, before)
+  where e.reason in ('recovered', 'lost') and (p_queues is null or u.queue = any (p_queues))
+    and exists (select from helix.entry c where c.id = u.before and c.actor = p_worker)
+$$;
+
+ALTER FUNCTION helix.read_lost_by(p_queues integer[], p_worker text, p_look integer) OWNER TO helix_reader;
+
 -- Name: read_matches(bigint, helix.state, text, text); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text) RETURNS boolean
@@ -8570,7 +8596,10 @@ CREATE FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker
       and (p_worker is null
            or w.actor = p_worker
               and (w.state in ('ASSIGNED', 'RUNNING')
-                   or w.state in ('COMPLETED', 'FAILED', 'CANCELLED') and p_state is not null))
+                   or w.state in ('COMPLETED', 'FAILED', 'CANCELLED') and p_state is not null)
+           or p_state is null
+              and exists (select from helix.history_of(array[w.batch]) h join helix.entry c on c.id = h.number
+                          where h.reason in ('lost', 'recovered') and c.actor = p_worker))
       and (p_failure is null
            or w.state = 'FAILED'
               and exists (select from helix.result r
@@ -8795,7 +8824,6 @@ declare
   v_now   timestamptz := clock_timestamp();
   v_hour  timestamptz := date_trunc('minute', v_now) - interval '1 hour';
   v_today timestamptz := date_trunc('day', v_now, 'UTC');
-  v_named boolean := exists (select from helix.role_tenant b where b.role = session_user and b.by_setting);
 begin
   return query
     with gauge as materialized (
@@ -8857,14 +8885,12 @@ begin
             from helix.rollup u
             where u.tenant = p_tenant and u.queue = '' and u.seconds = 3600 and u.at >= v_today),
            (select count(*) from helix.queue q where q.tenant = p_tenant),
-           (select json_build_array(count(*) filter (where w.last_seen > v_now - interval '60 s'), count(*),
+           (select json_build_array(count(*) filter (where w.status = 'alive'), count(*),
                                     sum((w.free -> 'health' ->> 'slots')::numeric) filter (
-                                      where w.last_seen > v_now - interval '60 s'
+                                      where w.status = 'alive'
                                         and jsonb_typeof(w.free -> 'health' -> 'slots') = 'number'))
-            from (select w.last_seen, w.free from helix.worker w
-                  where w.role = session_user
-                    and (not v_named or w.name >= p_tenant || '/' collate "C" and w.name < p_tenant || '0' collate "C")
-                    and w.last_seen > v_now - interval '1 day'
+            from (select helix.worker_status(w) as status, w.free from helix.worker w
+                  where w.tenant in (p_tenant, '*') and w.last_seen > v_now - interval '1 day'
                   limit 5000) w),
            (select sum(g.value)::bigint from gauge g where g.name = 'helix_fences_in_doubt'),
            (select max(g.value) from gauge g where g.name = 'helix_fence_oldest_doubt_seconds'),
@@ -9201,6 +9227,43 @@ $$;
 
 ALTER FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint, p_limit integer) OWNER TO helix_reader;
 
+-- Name: worker; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.worker (
+    tenant text NOT NULL COLLATE pg_catalog."C",
+    name text NOT NULL COLLATE pg_catalog."C",
+    role name NOT NULL,
+    shared boolean NOT NULL,
+    free jsonb NOT NULL,
+    first_seen timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    last_seen timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    ended_at timestamp with time zone,
+    CONSTRAINT worker_name_check CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255))),
+    CONSTRAINT worker_tenant_check CHECK ((tenant <> ''::text))
+)
+WITH (fillfactor='50');
+
+ALTER TABLE ONLY helix.worker FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.worker OWNER TO helix_owner;
+
+-- Name: read_report(helix.worker, boolean, bigint); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_report(p_worker helix.worker, p_all boolean, p_leases bigint) RETURNS jsonb
+    LANGUAGE sql STABLE
+    AS $$
+  select case when p_worker.shared and not p_all
+              then p_worker.free - 'progress' || jsonb_build_object('health', jsonb_strip_nulls(h.health))
+              else p_worker.free || jsonb_strip_nulls(jsonb_build_object('health', p_worker.free -> 'health' || h.health))
+         end
+  from (select case when jsonb_typeof(p_worker.free -> 'health' -> 'slots') = 'number'
+                    then jsonb_build_object('slots', p_worker.free -> 'health' -> 'slots', 'busy',
+                                            least((p_worker.free -> 'health' -> 'slots')::numeric, p_leases))
+                    else '{}' end as health) h
+$$;
+
+ALTER FUNCTION helix.read_report(p_worker helix.worker, p_all boolean, p_leases bigint) OWNER TO helix_reader;
+
 -- Name: read_rollup_v1(text, text, integer, timestamp with time zone, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone) RETURNS TABLE(kept_at timestamp with time zone, backlog bigint, at timestamp with time zone, submitted bigint, repeated bigint, completed bigint, failed bigint, cancelled bigint, lost bigint, refused bigint, pending bigint, waits integer[], runs integer[])
@@ -9246,11 +9309,6 @@ CREATE FUNCTION helix.read_search_v1(p_tenant text, p_text text, p_from bytea, p
 #variable_conflict use_column
 declare
   v_limit integer := least(p_limit, 50);
-  -- Workers of a service have the tenant before their name.
-  v_start text := case when exists (select from helix.role_tenant b where b.role = session_user and b.by_setting)
-                       then p_tenant || '/' else '' end;
-  v_from  text := v_start || p_text;
-  v_to    text := v_start || p_text || chr(1114111);
 begin
   return query
     (select 'batch', coalesce(replace(f.identity, chr(31), '/'), helix.public_id(f.key)::text),
@@ -9262,8 +9320,9 @@ begin
      limit v_limit)
     union all
     (select 'worker', n.name, n.name, null, null
-     from (select substr(w.name, length(v_start) + 1) as name from helix.worker w
-           where w.role = session_user and w.name >= v_from collate "C" and w.name < v_to collate "C"
+     from (select distinct w.name from helix.worker w
+           where w.tenant in (p_tenant, '*') and w.name >= p_text collate "C"
+             and w.name < p_text || chr(1114111) collate "C"
            order by w.name limit v_limit) n)
     union all
     (select 'fence', f.name::text, helix.key_text(f.key), null, f.state::text
@@ -9288,50 +9347,6 @@ end
 $$;
 
 ALTER FUNCTION helix.read_search_v1(p_tenant text, p_text text, p_from bytea, p_to bytea, p_letter bigint, p_limit integer) OWNER TO helix_reader;
-
--- Name: read_tenant_workers_v1(text, text, timestamp with time zone, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
-
-CREATE FUNCTION helix.read_tenant_workers_v1(p_tenant text, p_after text DEFAULT ''::text, p_since timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, p_look integer DEFAULT 1000, p_limit integer DEFAULT 50) RETURNS TABLE(edge text, name text, role text, free jsonb, first_seen timestamp with time zone, last_seen timestamp with time zone, leases bigint)
-    LANGUAGE plpgsql STABLE SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
-    SET jit TO 'off'
-    SET plan_cache_mode TO 'force_generic_plan'
-    AS $$
-#variable_conflict use_column
-declare
-  v_limit integer := least(p_limit, 1001);
-  v_look  integer := least(greatest(p_look, v_limit), 10000);
-  v_from  text := p_tenant || '/' || p_after;
-  v_to    text := p_tenant || '0';
-  v_start integer := length(p_tenant) + 2;   -- where the name of the worker starts
-begin
-  return query
-    with seen as materialized (
-      select substr(w.name, v_start) as name, w.role, w.free, w.first_seen, w.last_seen,
-             row_number() over (order by w.name) as place
-      from helix.worker w
-      where w.role = session_user and w.name > v_from collate "C" and w.name < v_to collate "C"
-      order by w.name limit v_look
-    ),
-    page as (
-      select s.* from seen s where s.last_seen >= p_since order by s.place limit v_limit
-    ),
-    held as materialized (
-      select h.worker, h.leases from helix.read_lease_counts() h
-      where h.tenant = p_tenant
-    )
-    select e.name, p.name, p.role::text, p.free, p.first_seen, p.last_seen, coalesce(h.leases, 0)
-    from (values (1)) as always (one)
-    left join seen e on e.place = v_look
-    left join page p on true
-    left join held h on h.worker = p.name collate "C"
-    order by p.place;
-end
-$$;
-
-ALTER FUNCTION helix.read_tenant_workers_v1(p_tenant text, p_after text, p_since timestamp with time zone, p_look integer, p_limit integer) OWNER TO helix_reader;
 
 -- Name: read_tenants_v1(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -9393,14 +9408,11 @@ declare
   v_now   timestamptz := clock_timestamp();
   v_limit integer := least(p_limit, 500);
   v_sees  boolean := helix.sees_payloads();
-  v_start text := case when exists (select from helix.role_tenant b where b.role = session_user and b.by_setting)
-                       then p_tenant || '/' else '' end;
 begin
   return query
     with alive as materialized (
       select w.free from helix.worker w
-      where w.role = session_user and w.name >= v_start collate "C" and w.name < v_start || chr(1114111) collate "C"
-        and w.last_seen > v_now - interval '60 s'
+      where w.tenant in (p_tenant, '*') and helix.worker_status(w) = 'alive'
         -- A worker that reports its queues counts for those.
         and coalesce(w.free -> 'health' -> 'queues' ? p_queue, true)
       limit 1000
@@ -9433,9 +9445,9 @@ $$;
 
 ALTER FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer) OWNER TO helix_reader;
 
--- Name: read_workers_v1(name, text, timestamp with time zone, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+-- Name: read_workers_v1(text, text, text, name, timestamp with time zone, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_workers_v1(p_after_role name DEFAULT ''::name, p_after_name text DEFAULT ''::text, p_since timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, p_look integer DEFAULT 1000, p_limit integer DEFAULT 50) RETURNS TABLE(edge_role text, edge_name text, role text, name text, free jsonb, first_seen timestamp with time zone, last_seen timestamp with time zone, leases bigint)
+CREATE FUNCTION helix.read_workers_v1(p_tenant text DEFAULT NULL::text, p_after_tenant text DEFAULT ''::text, p_after_name text DEFAULT ''::text, p_after_role name DEFAULT ''::name, p_since timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, p_look integer DEFAULT 1000, p_limit integer DEFAULT 50) RETURNS TABLE(edge_tenant text, edge_name text, edge_role text, tenant text, name text, role text, status text, free jsonb, first_seen timestamp with time zone, last_seen timestamp with time zone, ended_at timestamp with time zone, leases bigint)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -9445,46 +9457,51 @@ CREATE FUNCTION helix.read_workers_v1(p_after_role name DEFAULT ''::name, p_afte
     AS $$
 #variable_conflict use_column
 declare
-  v_all   boolean := pg_has_role(session_user, 'helix_operator', 'member');
-  v_limit integer := least(p_limit, 1001);
-  v_look  integer := least(greatest(p_look, v_limit), 10000);
+  v_session text[] := helix.session_tenants();
+  v_tenants text[] := case when p_tenant is null then v_session else array[p_tenant] end;
+  v_limit   integer := least(p_limit, 1001);
+  v_look    integer := least(greatest(p_look, v_limit), 10000);
 begin
   return query
     with seen as materialized (
-      select w.role, w.name, w.free, w.first_seen, w.last_seen,
-             row_number() over (order by w.role, w.name) as place
+      select w.line, row_number() over (order by w.tenant, w.name, w.role) as place
       from (
-        (select * from helix.worker w
-         where v_all and (w.role, w.name) > (p_after_role, p_after_name collate "C")
-         order by w.role, w.name limit v_look)
+        (select w as line, w.tenant, w.name, w.role from helix.worker w
+         where v_tenants is null
+           and (w.tenant, w.name, w.role) > (p_after_tenant collate "C", p_after_name collate "C", p_after_role)
+         order by w.tenant, w.name, w.role limit v_look)
         union all
-        (select * from helix.worker w
-         where not v_all and w.role = session_user and w.name > p_after_name collate "C"
-         order by w.role, w.name limit v_look)) w
+        -- Each tenant by itself: PostgreSQL before 17 sorts all rows of a list of tenants.
+        (select w.* from unnest(v_tenants || '*'::text) as t (tenant)
+         cross join lateral (
+           select w as line, w.tenant, w.name, w.role from helix.worker w
+           where w.tenant = t.tenant collate "C"
+             and (w.tenant, w.name, w.role) > (p_after_tenant collate "C", p_after_name collate "C", p_after_role)
+           order by w.tenant, w.name, w.role limit v_look) w
+         where v_tenants is not null
+         order by w.tenant, w.name, w.role limit v_look)) w
     ),
     page as (
-      select s.* from seen s where s.last_seen >= p_since order by s.role, s.name limit v_limit
+      select (s.line).*, s.line, s.place from seen s where (s.line).last_seen >= p_since order by s.place limit v_limit
     ),
     held as materialized (
       select h.tenant, h.worker, h.leases from helix.read_lease_counts() h
-    ),
-    named as (
-      select n.name, sum(n.leases)::bigint as leases
-      from (select h.worker as name, h.leases from held h
-            union all select h.tenant || '/' || h.worker, h.leases from held h) n
-      group by n.name
+      where p_tenant is null or h.tenant = p_tenant
     )
-    select e.role::text, e.name::text, p.role::text, p.name::text, p.free, p.first_seen, p.last_seen,
-           coalesce(n.leases, 0)
+    select (e.line).tenant, (e.line).name, (e.line).role::text, p.tenant, p.name, p.role::text,
+           helix.worker_status(p.line), helix.read_report(p.line, v_session is null, l.leases),
+           p.first_seen, p.last_seen, p.ended_at, l.leases
     from (values (1)) as always (one)
     left join seen e on e.place = v_look
     left join page p on true
-    left join named n on n.name = p.name collate "C"
-    order by p.role, p.name;
+    left join lateral (
+      select coalesce(sum(h.leases), 0)::bigint as leases from held h
+      where h.worker = p.name collate "C" and (p.tenant = '*' or h.tenant = p.tenant)) l on true
+    order by p.place;
 end
 $$;
 
-ALTER FUNCTION helix.read_workers_v1(p_after_role name, p_after_name text, p_since timestamp with time zone, p_look integer, p_limit integer) OWNER TO helix_reader;
+ALTER FUNCTION helix.read_workers_v1(p_tenant text, p_after_tenant text, p_after_name text, p_after_role name, p_since timestamp with time zone, p_look integer, p_limit integer) OWNER TO helix_reader;
 
 -- Name: reap(text, integer, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -12326,6 +12343,17 @@ $$;
 
 ALTER FUNCTION helix.without_placeholders(p_tenant text, p_queue text, INOUT p_identity text[], INOUT p_raw text[]) OWNER TO helix_engine;
 
+-- Name: worker_status(helix.worker); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.worker_status(p_worker helix.worker) RETURNS text
+    LANGUAGE sql STABLE
+    AS $$
+  select case when p_worker.ended_at is not null then 'ended'
+              when p_worker.last_seen < clock_timestamp() - interval '30 s' then 'silent' else 'alive' end
+$$;
+
+ALTER FUNCTION helix.worker_status(p_worker helix.worker) OWNER TO helix_engine;
+
 -- Name: write_letters_v1(text, text, text, text, text[], text[], text[], text[], bytea[], bigint[], bytea[], bytea[], double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision DEFAULT 0) RETURNS SETOF bigint
@@ -13281,22 +13309,6 @@ WITH (fillfactor='50');
 
 ALTER TABLE helix.waiter OWNER TO helix_owner;
 
--- Name: worker; Type: TABLE; Schema: helix; Owner: helix_owner
-
-CREATE TABLE helix.worker (
-    role name NOT NULL,
-    name text NOT NULL COLLATE pg_catalog."C",
-    free jsonb NOT NULL,
-    first_seen timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    last_seen timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT worker_name_check CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
-)
-WITH (fillfactor='50');
-
-ALTER TABLE ONLY helix.worker FORCE ROW LEVEL SECURITY;
-
-ALTER TABLE helix.worker OWNER TO helix_owner;
-
 -- Name: reach; Type: TABLE; Schema: helix_migration; Owner: helix_owner
 
 CREATE TABLE helix_migration.reach (
@@ -13536,7 +13548,7 @@ ALTER TABLE ONLY helix.work
 -- Name: worker worker_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.worker
-    ADD CONSTRAINT worker_pkey PRIMARY KEY (role, name);
+    ADD CONSTRAINT worker_pkey PRIMARY KEY (tenant, name, role);
 
 -- Name: revision revision_pkc; Type: CONSTRAINT; Schema: helix_migration; Owner: helix_owner
 
@@ -13601,7 +13613,7 @@ CREATE INDEX decision_refused ON helix.decision USING btree (tenant, queue, id) 
 
 -- Name: entry_action; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX entry_action ON helix.entry USING btree (at, id, part) WHERE (reason = ANY (ARRAY['retried'::helix.reason, 'cancelled'::helix.reason, 'recovered'::helix.reason]));
+CREATE INDEX entry_action ON helix.entry USING btree (at, id, part) WHERE (reason = ANY (ARRAY['retried'::helix.reason, 'cancelled'::helix.reason, 'recovered'::helix.reason, 'lost'::helix.reason]));
 
 -- Name: entry_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -14345,10 +14357,6 @@ ALTER TABLE helix.api_token ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.batch ENABLE ROW LEVEL SECURITY;
 
--- Name: worker counted; Type: POLICY; Schema: helix; Owner: helix_owner
-
-CREATE POLICY counted ON helix.worker FOR SELECT TO helix_engine USING ((current_setting('helix.scope'::text, true) = '*'::text));
-
 -- Name: dead_letter; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.dead_letter ENABLE ROW LEVEL SECURITY;
@@ -14472,6 +14480,10 @@ CREATE POLICY engine ON helix.stream_group TO helix_engine USING (((current_sett
 -- Name: work engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine ON helix.work TO helix_engine USING (true);
+
+-- Name: worker engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.worker TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: entry; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -14661,12 +14673,6 @@ CREATE POLICY operators_bind ON helix.role_tenant TO helix_engine USING (pg_has_
 
 CREATE POLICY own_bindings ON helix.role_tenant FOR SELECT TO helix_engine, helix_reader, helix_operator USING (((role = SESSION_USER) OR pg_has_role(SESSION_USER, 'helix_operator'::name, 'member'::text)));
 
--- Name: worker own_workers; Type: POLICY; Schema: helix; Owner: helix_owner
-
-CREATE POLICY own_workers ON helix.worker TO helix_engine, helix_reader USING ((pg_has_role(SESSION_USER, 'helix_operator'::name, 'member'::text) OR ((role = SESSION_USER) AND (starts_with(name, (current_setting('helix.tenant'::text, true) || '/'::text)) OR (NOT (EXISTS ( SELECT
-   FROM helix.role_tenant b
-  WHERE ((b.role = SESSION_USER) AND b.by_setting))))))));
-
 -- Name: queue; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.queue ENABLE ROW LEVEL SECURITY;
@@ -14785,6 +14791,10 @@ CREATE POLICY reader ON helix.stream_group FOR SELECT TO helix_reader USING (COA
 
 CREATE POLICY reader ON helix.work FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
 
+-- Name: worker reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.worker FOR SELECT TO helix_reader USING (COALESCE((tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
 -- Name: refusal; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.refusal ENABLE ROW LEVEL SECURITY;
@@ -14804,6 +14814,10 @@ ALTER TABLE helix.role_tenant ENABLE ROW LEVEL SECURITY;
 -- Name: rollup; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.rollup ENABLE ROW LEVEL SECURITY;
+
+-- Name: worker serves_all; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY serves_all ON helix.worker FOR SELECT TO helix_reader USING (((tenant = '*'::text) AND (cardinality(( SELECT helix.session_tenants() AS session_tenants)) > 0)));
 
 -- Name: source; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -15704,11 +15718,11 @@ REVOKE ALL ON FUNCTION helix.hash_letter() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.hash_row() FROM PUBLIC;
 
--- Name: FUNCTION hello_v1(p_worker text, p_free jsonb); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION hello_v1(p_worker text, p_free jsonb, p_tenant text, p_ended boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) TO helix_operator;
-GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) TO helix_work;
+REVOKE ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb, p_tenant text, p_ended boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb, p_tenant text, p_ended boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb, p_tenant text, p_ended boolean) TO helix_work;
 
 -- Name: FUNCTION hinted(p_hint bigint[], p_hint_lane integer[], p_lane integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16403,6 +16417,10 @@ REVOKE ALL ON FUNCTION helix.read_letters_v1(p_tenant text, p_status text, p_rea
 GRANT ALL ON FUNCTION helix.read_letters_v1(p_tenant text, p_status text, p_reason text, p_queue text, p_before bigint, p_look integer, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_letters_v1(p_tenant text, p_status text, p_reason text, p_queue text, p_before bigint, p_look integer, p_limit integer) TO helix_read;
 
+-- Name: FUNCTION read_lost_by(p_queues integer[], p_worker text, p_look integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_lost_by(p_queues integer[], p_worker text, p_look integer) FROM PUBLIC;
+
 -- Name: FUNCTION read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text) FROM PUBLIC;
@@ -16496,6 +16514,16 @@ REVOKE ALL ON FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_befo
 GRANT ALL ON FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint, p_limit integer) TO helix_read;
 
+-- Name: TABLE worker; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.worker TO helix_engine;
+GRANT SELECT ON TABLE helix.worker TO helix_reader;
+GRANT SELECT ON TABLE helix.worker TO helix_operator;
+
+-- Name: FUNCTION read_report(p_worker helix.worker, p_all boolean, p_leases bigint); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_report(p_worker helix.worker, p_all boolean, p_leases bigint) FROM PUBLIC;
+
 -- Name: FUNCTION read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone) FROM PUBLIC;
@@ -16507,12 +16535,6 @@ GRANT ALL ON FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_second
 REVOKE ALL ON FUNCTION helix.read_search_v1(p_tenant text, p_text text, p_from bytea, p_to bytea, p_letter bigint, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_search_v1(p_tenant text, p_text text, p_from bytea, p_to bytea, p_letter bigint, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_search_v1(p_tenant text, p_text text, p_from bytea, p_to bytea, p_letter bigint, p_limit integer) TO helix_read;
-
--- Name: FUNCTION read_tenant_workers_v1(p_tenant text, p_after text, p_since timestamp with time zone, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
-
-REVOKE ALL ON FUNCTION helix.read_tenant_workers_v1(p_tenant text, p_after text, p_since timestamp with time zone, p_look integer, p_limit integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.read_tenant_workers_v1(p_tenant text, p_after text, p_since timestamp with time zone, p_look integer, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_tenant_workers_v1(p_tenant text, p_after text, p_since timestamp with time zone, p_look integer, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_tenants_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -16537,11 +16559,11 @@ REVOKE ALL ON FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limi
 GRANT ALL ON FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer) TO helix_read;
 
--- Name: FUNCTION read_workers_v1(p_after_role name, p_after_name text, p_since timestamp with time zone, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+-- Name: FUNCTION read_workers_v1(p_tenant text, p_after_tenant text, p_after_name text, p_after_role name, p_since timestamp with time zone, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
-REVOKE ALL ON FUNCTION helix.read_workers_v1(p_after_role name, p_after_name text, p_since timestamp with time zone, p_look integer, p_limit integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.read_workers_v1(p_after_role name, p_after_name text, p_since timestamp with time zone, p_look integer, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_workers_v1(p_after_role name, p_after_name text, p_since timestamp with time zone, p_look integer, p_limit integer) TO helix_read;
+REVOKE ALL ON FUNCTION helix.read_workers_v1(p_tenant text, p_after_tenant text, p_after_name text, p_after_role name, p_since timestamp with time zone, p_look integer, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_workers_v1(p_tenant text, p_after_tenant text, p_after_name text, p_after_role name, p_since timestamp with time zone, p_look integer, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_workers_v1(p_tenant text, p_after_tenant text, p_after_name text, p_after_role name, p_since timestamp with time zone, p_look integer, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION reap(p_actor text, p_limit integer, p_from timestamp with time zone, OUT lost bigint[], OUT visited integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16987,6 +17009,11 @@ REVOKE ALL ON FUNCTION helix.wake_channel(p_queue text, p_login name, p_tenants 
 
 REVOKE ALL ON FUNCTION helix.without_placeholders(p_tenant text, p_queue text, INOUT p_identity text[], INOUT p_raw text[]) FROM PUBLIC;
 
+-- Name: FUNCTION worker_status(p_worker helix.worker); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.worker_status(p_worker helix.worker) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.worker_status(p_worker helix.worker) TO helix_reader;
+
 -- Name: FUNCTION write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision) FROM PUBLIC;
@@ -17411,12 +17438,6 @@ GRANT ALL ON SEQUENCE helix.tenant_turn_9 TO helix_engine;
 -- Name: TABLE waiter; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.waiter TO helix_engine;
-
--- Name: TABLE worker; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.worker TO helix_engine;
-GRANT SELECT ON TABLE helix.worker TO helix_reader;
-GRANT SELECT ON TABLE helix.worker TO helix_operator;
 
 -- Name: TABLE reach; Type: ACL; Schema: helix_migration; Owner: helix_owner
 

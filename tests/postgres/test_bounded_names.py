@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from helixqueue.engine import reads, service_calls
+from helixqueue.engine import reads
 from tests.support.bounded_reads import (
     LIMIT,
     ROWS_READ_MAX,
@@ -35,8 +35,7 @@ def many_names(database):
         for tenant in ("l", "m", "m-2", "n"):
             service.execute("select set_config('helix.tenant', %s, true)", [tenant])
             service.execute(
-                "select helix.hello_v1(%s || '/w-' || n) from generate_series(1, %s) n",
-                [tenant, EACH],
+                "select helix.hello_v1('w-' || n) from generate_series(1, %s) n", [EACH]
             )
     database.rows("select helix.hello_v1('own')", role="pool")
     with database.connect("helix_bootstrap") as connection:
@@ -59,14 +58,15 @@ def test_page_of_queues_reads_no_more_than_its_share(many_names, tenant, plans):
 @pytest.mark.parametrize(
     ("workers", "seen_by"),
     [
-        (partial(service_calls.tenant_workers, tenant="m"), ("service", EACH)),
+        # One serves every tenant.
+        (partial(reads.workers, tenant="m"), ("service", EACH + 1)),
+        (reads.workers, ("service", EACH + 1)),
         (reads.workers, ("operator", 4 * EACH + 1)),
-        (reads.workers, ("pool", 1)),
+        (partial(reads.workers, tenant="m"), ("operator", EACH + 1)),
     ],
 )
 def test_worker_pages_are_bounded_and_complete(many_names, monkeypatch, workers, seen_by, plans):
     role, there = seen_by
-    monkeypatch.setattr(service_calls, "WORKERS_SCANNED", ROWS_SCANNED)
     monkeypatch.setitem(reads._ROWS_SCANNED, "workers", ROWS_SCANNED)
     later = many_names.value("select clock_timestamp() + interval '1 hour'")
     with Lab(many_names, role) as fresh, fresh.store.connection.transaction():
@@ -84,7 +84,7 @@ def every(fresh, workers):
         call = workers(after=after, limit=LIMIT)
         assert rows_read(fresh, call) <= ROWS_READ_MAX
         page = fresh.run(call)
-        yield from ((worker.role, worker.name) for worker in page.rows)
+        yield from ((worker.tenant, worker.name) for worker in page.rows)
         after = page.next
         if after is None:
             return

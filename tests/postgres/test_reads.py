@@ -302,16 +302,19 @@ def every_worker(lab):
 
 
 def test_worker_of_a_service_is_listed_with_the_leases_of_its_tenant(lab, database):
-    """It said hello as tenant/name, and claims as name."""
     name = f"gpu-of-{lab.q}"
     with database.connect("service") as service, service.transaction():
         service.execute("select set_config('helix.tenant', 'a', true)")
-        service.execute("select helix.hello_v1(%s)", [f"a/{name}"])
+        service.execute("select helix.hello_v1(%s)", [name])
     lab.submit("s")
     lab.claim(worker=name)
     with Lab(database, "operator", q=lab.q) as operator:
-        found = [(item.role, item.leases) for item in every_worker(operator) if name in item.name]
-    assert found == [("service", 1)]
+        found = [
+            (item.tenant, item.role, item.leases)
+            for item in every_worker(operator)
+            if item.name == name
+        ]
+    assert found == [("a", "service", 1)]
 
 
 @pytest.mark.parametrize("after", ["", "pool", "2026~1"])

@@ -99,6 +99,7 @@ def test_failing_duty_is_reported_and_does_not_block_others(scratch):
 
 AGE = """
 create function helix.test_age(p_name text) returns void language sql security definer as $$
+  select helix.enter();
   update helix.worker set last_seen = last_seen - interval '31 days'
   where role = session_user and name = p_name
 $$;

@@ -220,7 +220,7 @@ def test_waiting_batch_says_why_no_worker_has_it(http, lab):
     lab.submit("large", requires='{"gpus": 1, "labels": {"kind": "a100"}}')
     lab.submit("later", run_at=datetime(2999, 1, 1, tzinfo=UTC))
     say_hello(http, f"idle-{lab.q}", ["elsewhere"], gpus=8)
-    assert why(http, lab)["plain"] == "no worker reported in the last minute"
+    assert why(http, lab)["plain"] == "no worker is alive"
     assert why(http, lab)["later"] == "not before 2999-01-01T00:00:00Z"
     say_hello(http, f"cpu-{lab.q}", [lab.q], cpu_cores=8)
     assert why(http, lab)["plain"] == "waits for its turn"

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from helixqueue.cli.exits import Exit
-from helixqueue.engine import calls, reads, service_calls, tokens
+from helixqueue.engine import calls, reads, tokens
 from helixqueue.errors import NotPermitted, Refused
 from helixqueue.postgres.tenant_sessions import InvalidToken, TenantSessions
 from tests.support.cli import Helixq
@@ -228,18 +228,17 @@ def test_application_login_cannot_create_tokens(database, lab, role):
 def test_workers_of_two_tenants_are_separate(database, lab):
     item, two = made(lab, "workers-a"), made(lab, "workers-b", tenant="b")
     for token, tenant in ((item, "a"), (two, "b")):
-        name = service_calls.worker_name(tenant, f"gpu-{tenant}")
-        run_as_token(database, token.hash, calls.hello(worker=name, free={"gpus": 1}))
+        run_as_token(database, token.hash, calls.hello(worker="gpu", free={"gpus": 1}))
         [listed, forged] = run_as_token(
             database,
             token.hash,
-            service_calls.tenant_workers(tenant=tenant),
-            calls.hello(worker="c/gpu"),
+            reads.workers(tenant=tenant),
+            calls.hello(worker="gpu", tenant="c"),
         )
-        assert [worker.name for worker in listed.rows] == [f"gpu-{tenant}"]
+        assert [(worker.tenant, worker.name) for worker in listed.rows] == [(tenant, "gpu")]
         assert isinstance(forged, NotPermitted)
     [across] = run_as_token(database, item.hash, reads.workers())
-    assert {worker.name for worker in across.rows} == {"a/gpu-a"}
+    assert {worker.tenant for worker in across.rows} == {"a"}
 
 
 def test_worker_is_refused_after_an_operator_released_its_lease(lab):

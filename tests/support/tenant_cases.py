@@ -106,7 +106,7 @@ def tenants_at_work(database):
         b.call("hello_v1", worker=f"{WORD}-worker", free='{"gpus":1}')
         with sql_client(database, "service") as service, service.connection.transaction():
             service.rows("select set_config('helix.tenant', 'b', true)")
-            service.call("hello_v1", worker=f"b/{WORD}-far", free='{"gpus":1}')
+            service.call("hello_v1", worker=f"{WORD}-far", free='{"gpus":1}')
 
         ids, held = batches_of_b(b, op)
         fences = fence_every_way(b, "b", WORD)
@@ -195,8 +195,7 @@ READS = {
         {"tenant": "b", "queue": None},
         {"tenant": "b", "queue": f"{WORD}-queue"},
     ],
-    "read_workers_v1": lambda _: [{}],
-    "read_tenant_workers_v1": lambda _: [{"tenant": "b"}],
+    "read_workers_v1": lambda _: [{}, {"tenant": "b"}],
     "read_ledgers_v1": lambda _: [{"tenant": "b"}],
     "read_ledger_events_v1": lambda _: [
         {"tenant": "b", "ledger": "shared"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Workers: list, show.")
 
-# Workers report every 15 seconds; after four missed reports a worker counts as gone.
-GONE_AFTER: Final = timedelta(seconds=60)
 # Members of a report that are not resources.
 _NOT_RESOURCES: Final = {"health", "progress"}
 _NAMED_BATCHES: Final = 3  # identities per worker in a list
@@ -38,25 +35,25 @@ def register(parent: typer.Typer) -> None:
 def _list(page: Page[WorkerRow], *, ask: Runner) -> None:
     busy = [row for row in page.rows if row.leases][:_BUSY_WORKERS]
     read = partial(workers.held_by, limit=_NAMED_BATCHES + 1)
-    held = {row.name: ask(partial(read, worker=row)) for row in busy}
-    now = datetime.now(UTC)
+    held = {_key(row): ask(partial(read, worker=row)) for row in busy}
     show.table(
-        ("worker", "status", "busy", "leases", "resources", "login", "last report", "working on"),
-        [(*_row(row, now), _working_on(row, held.get(row.name, ()))) for row in page.rows],
-        ["" if _is_alive(row, now) else "dim" for row in page.rows],
+        ("worker", "tenant", "status", "busy", "leases", "resources", "login", "last report",
+         "working on"),
+        [(*_row(row), _working_on(row, held.get(_key(row), ()))) for row in page.rows],
+        ["" if row.status == "alive" else "dim" for row in page.rows],
         empty="no workers",
         optional=("last report", "resources", "leases", "login"),
-    )
+    )  # fmt: skip
 
 
 @verb(app, "show", workers.show_worker, example="helixq worker show gpu-1", every_tenant=True)
 def _show(row: WorkerDetail) -> None:
-    now = datetime.now(UTC)
     health = row.free.get("health")
     counts = health if isinstance(health, dict) else {}
     facts = {
         "worker": row.name,
-        "status": "alive" if _is_alive(row, now) else "gone",
+        "tenant": row.tenant,
+        "status": row.status,
         "last report": f"{times.with_zone(row.last_seen)} ({times.ago(row.last_seen)})",
         "first report": times.with_zone(row.first_seen),
         "login": row.role or "",
@@ -111,20 +108,21 @@ def _progress(row: WorkerRow) -> dict[str, str]:
     return texts
 
 
-def _row(row: WorkerRow, now: datetime) -> tuple[show.Cell, ...]:
+def _key(row: WorkerRow) -> tuple[str | None, ...]:
+    return row.tenant, row.name, row.role
+
+
+def _row(row: WorkerRow) -> tuple[show.Cell, ...]:
     return (
         row.name,
-        "alive" if _is_alive(row, now) else "gone",
+        row.tenant,
+        row.status,
         _busy(row.free.get("health")),
         str(row.leases),
         _resources(row.free),
         row.role or "",
         row.last_seen,
     )
-
-
-def _is_alive(row: WorkerRow, now: datetime) -> bool:
-    return now - row.last_seen < GONE_AFTER
 
 
 def _busy(health: object) -> str:

@@ -14,6 +14,10 @@ grant usage on schema demo to helix_operator;
 create index if not exists reads_sample on demo.reads (sample);
 grant insert, select, delete on demo.reads to helix_operator;
 
+-- name: report
+-- Lists of workers show those that report.
+select helix.hello_v1(%s, '{"health": {"slots": 1}}', %s);
+
 -- name: write_effect
 -- Runs in the transaction that completes the batch.
 insert into demo.reads (sample, worker, attempt) values (%s, %s, %s);

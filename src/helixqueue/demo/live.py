@@ -240,13 +240,14 @@ def _kill(
     row = _await_row(database, stop, "running_beside", worker=FROZEN)
     if row is None:
         return
-    name = _short_name(row[0])
+    worker, sample = row
+    name = worker.rpartition("-")[0]  # without the suffix of its process
     if name not in workers.processes:  # of an earlier run on this directory
         return
     workers.kill(name)
     counts.killed += 1
     workers.start()
-    _print(f"killed worker {name} while it ran {row[1]}; started a replacement")
+    _print(f"killed worker {worker} while it ran {sample}; started a replacement")
 
 
 def _freeze(database: Database, workers: DemoWorkers, stop: threading.Event) -> None:
@@ -262,14 +263,9 @@ def _freeze(database: Database, workers: DemoWorkers, stop: threading.Event) -> 
     if completed is None or _await_row(database, stop, "refused", batch=batch) is None:
         return
     _print(
-        f"froze worker {FROZEN} while it ran {sample}; {_short_name(completed[0])} completed it, "
+        f"froze worker {FROZEN} while it ran {sample}; {completed[0]} completed it, "
         f"and the late write of {FROZEN} was refused"
     )
-
-
-def _short_name(worker: object) -> str:
-    """The name that the demo gave the worker, without the suffix of its process."""
-    return str(worker).rpartition("-")[0] or str(worker)
 
 
 def _await_row(

@@ -18,6 +18,7 @@ from helixqueue.demo.sample_sheet import BASECALL, TENANT
 from helixqueue.errors import LeaseLost
 from helixqueue.postgres.statements import statements
 from helixqueue.records.lease import Settlement
+from helixqueue.worker.worker import HELLO_SECONDS
 
 if TYPE_CHECKING:
     from helixqueue.records.lease import LeaseRow
@@ -27,10 +28,15 @@ IDLE_SECONDS = 0.05
 
 
 def main(dsn: str, name: str) -> None:
+    report = statements("helixqueue.demo", "demo.sql")["report"].sql
     with HelixQueue(dsn, TENANT) as helix, psycopg.connect(dsn, autocommit=True) as connection:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
+        reported_at = -HELLO_SECONDS
         while True:
+            if time.monotonic() - reported_at >= HELLO_SECONDS:
+                connection.execute(report, (name, TENANT))
+                reported_at = time.monotonic()
             leases = helix.claim(name, [BASECALL], start=True)
             for lease in leases:
                 time.sleep(WORK_SECONDS)  # stands for the sequencer's work

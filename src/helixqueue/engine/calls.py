@@ -288,9 +288,18 @@ def rotate_secret() -> Call[int]:
     return Call(_SQL["rotate_secret"], (), _read_number)
 
 
-def hello(*, worker: str, free: dict[str, Any] | None = None) -> Call[None]:
-    """Report that a worker is alive, so that lists of workers show it."""
-    return Call(_SQL["hello"], (worker, _jsonb(free)), lambda _: None)
+def hello(
+    *,
+    worker: str,
+    free: dict[str, Any] | None = None,
+    tenant: str | None = None,
+    ended: bool = False,
+) -> Call[None]:
+    """Report that a worker is alive or has ended, so that lists of workers show it.
+
+    `tenant` is the only tenant that it serves; None: every tenant of the login.
+    """
+    return Call(_SQL["hello"], (worker, _jsonb(free), tenant, ended), lambda _: None)
 
 
 def wait(*, worker: str, queues: Sequence[str], seconds: float) -> Call[list[str]]:

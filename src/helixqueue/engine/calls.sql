@@ -32,7 +32,7 @@ from helix.claim_v1(%s::text, %s::uuid, %s::text[], %s::int, %s::jsonb, %s::bool
 
 -- name: hello
 -- Reports that a worker is alive.
-select helix.hello_v1(%s::text, %s::jsonb);
+select helix.hello_v1(%s::text, %s::jsonb, %s::text, %s::boolean);
 
 -- name: wait
 -- Registers a waiting worker; returns the channels of its wake-ups.

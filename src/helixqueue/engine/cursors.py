@@ -80,11 +80,11 @@ def after_queue(after: str | None) -> dict[str, str]:
 
 
 def after_worker(after: str | None) -> dict[str, str]:
-    """For workers, which are listed by login and name."""
-    role, separator, name = (after or "").partition(PART_SEPARATOR)
-    if after is not None and not separator:
-        raise _invalid_cursor(after)
-    return {"after_role": role, "after_name": name}
+    """For workers, which are listed by tenant, name and login."""
+    parts = ["", "", ""] if after is None else after.split(PART_SEPARATOR)
+    if len(parts) != 3:
+        raise _invalid_cursor(str(after))
+    return dict(zip(("after_tenant", "after_name", "after_role"), parts, strict=True))
 
 
 def named_page(rows: list[Named], limit: int) -> Page[Named]:

@@ -78,7 +78,8 @@ def batches(
 ) -> Call[Page[BatchRow]]:
     """Read a page of batches; those of an `identity`, in any spelling, by submission time.
 
-    `worker` selects the worker that holds the batch, or with a finished state, that finished it.
+    `worker` selects the worker that holds the batch or lost it, or with a finished state, that
+    finished it.
     `failure` is a failure class and implies the state FAILED.
     """
     demand_page(limit)
@@ -289,11 +290,16 @@ def _read_queue(row: Row, bound: int) -> QueueSummary:
 
 
 def workers(
-    *, since: datetime | None = None, after: str | None = None, limit: int = 50
+    *,
+    tenant: str | None = None,
+    since: datetime | None = None,
+    after: str | None = None,
+    limit: int = 50,
 ) -> Call[Page[WorkerRow]]:
-    """Read a page of workers by login and name; `since` keeps those that reported since then."""
+    """Read a page of workers by tenant and name; `since` keeps those that reported since then."""
     demand_page(limit)
     args = {
+        "tenant": tenant,
         "since": since or "-infinity",
         "limit": limit + 1,  # the extra row shows whether there is another page
         "look": max(_ROWS_SCANNED["workers"], limit + 1),
@@ -301,15 +307,15 @@ def workers(
 
     def read(rows: list[Row]) -> Page[WorkerRow]:
         workers = [
-            WorkerRow(name, role, json.loads(free), *rest)
-            for _, _, role, name, free, *rest in rows
+            WorkerRow(tenant, name, role, status, json.loads(free), *rest)
+            for _, _, _, tenant, name, role, status, free, *rest in rows
             if name is not None
         ]
-        role, name = rows[0][:2]
+        edge = rows[0][:3]
         if len(workers) > limit:
-            role, name = workers[limit - 1].role, workers[limit - 1].name
-        cursor = None if name is None else PART_SEPARATOR.join((role, name))
-        return Page(tuple(workers[:limit]), cursor)
+            last = workers[limit - 1]
+            edge = last.tenant, last.name, last.role
+        return Page(tuple(workers[:limit]), None if edge[0] is None else PART_SEPARATOR.join(edge))
 
     return Call(_SQL["workers"], args | after_worker(after), read)
 

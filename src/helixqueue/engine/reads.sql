@@ -52,11 +52,12 @@ from helix.read_queues_v1(%(tenant)s::text, %(queue)s::text, %(bound)s::int, %(a
                           %(after_queue)s::text, %(limit)s::int) q;
 
 -- name: workers
--- A page of workers by login and name, with the number of leases that each holds. The first two columns are
--- the end of the scan.
-select w.edge_role, w.edge_name, w.role, w.name, w.free::text, w.first_seen, w.last_seen, w.leases
-from helix.read_workers_v1(%(after_role)s::name, %(after_name)s::text, %(since)s::timestamptz,
-                           %(look)s::int, %(limit)s::int) w;
+-- A page of workers by tenant, name and login, with the number of leases that each holds. The first three columns
+-- are the end of the scan.
+select w.edge_tenant, w.edge_name, w.edge_role, w.tenant, w.name, w.role, w.status, w.free::text, w.first_seen,
+       w.last_seen, w.ended_at, w.leases
+from helix.read_workers_v1(%(tenant)s::text, %(after_tenant)s::text, %(after_name)s::text, %(after_role)s::name,
+                           %(since)s::timestamptz, %(look)s::int, %(limit)s::int) w;
 
 -- name: tenants
 -- The tenants this role acts for; only * if it acts for all.

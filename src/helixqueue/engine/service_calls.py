@@ -1,51 +1,17 @@
-"""Calls that only the HTTP service makes: workers of one tenant, readiness."""
+"""Calls that only the HTTP service makes: keys of tenants, readiness."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
-
 from helixqueue.engine.revision import SchemaRevision
-from helixqueue.postgres.call import Call, Row
+from helixqueue.postgres.call import Call
 from helixqueue.postgres.statements import sql_texts
-from helixqueue.records.page import Page
-from helixqueue.records.worker import WorkerRow
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 _SQL = sql_texts("helixqueue.engine", "service_calls.sql")
-WORKERS_SCANNED = 2_000  # rows that a page reads at most, before its filter
 
 
 def worker_name(tenant: str, worker: str) -> str:
-    """Return the name under which a worker is stored by a login that serves many tenants."""
+    """Return the name under which a login that serves many tenants registers a waiting worker."""
     return f"{tenant}/{worker}"
-
-
-def tenant_workers(
-    *, tenant: str, since: datetime | None = None, after: str | None = None, limit: int = 50
-) -> Call[Page[WorkerRow]]:
-    """Read a page of a tenant's workers by name; `since` keeps those that reported since then."""
-    args = {
-        "tenant": tenant,
-        "since": since or "-infinity",
-        "after": after or "",
-        "limit": limit + 1,  # the extra row shows whether there is another page
-        "look": max(WORKERS_SCANNED, limit + 1),
-    }
-
-    def read(rows: list[Row]) -> Page[WorkerRow]:
-        workers = [
-            # Their login is the service's own.
-            WorkerRow(name, None, json.loads(free), *rest)
-            for _, name, _, free, *rest in rows
-            if name is not None
-        ]
-        cursor = workers[limit - 1].name if len(workers) > limit else rows[0][0]
-        return Page(tuple(workers[:limit]), cursor)
-
-    return Call(_SQL["tenant_workers"], args, read)
 
 
 def tenant_key(tenant: str) -> Call[bytes]:

@@ -96,7 +96,7 @@ Failure = Annotated[
 Worker = Annotated[
     str,
     Param(
-        "Only batches that this worker holds; with a finished state, that it finished.",
+        "Only batches that this worker holds or lost; with a finished state, that it finished.",
         length=255, metavar="NAME",
     ),
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from helixqueue.operations.operation import operation
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import MAX_PAGE, Cursor, Limit, Param, aware
 from helixqueue.records.worker import WorkerDetail, WorkerRow
+from helixqueue.states import State
 
 if TYPE_CHECKING:
     from helixqueue.operations.batches import Operations
@@ -35,18 +36,20 @@ def list_workers(
 ) -> Instructions[Page[WorkerRow]]:
     """List workers with their slots, batches and resources, by name.
 
-    A worker reports every 15 seconds and counts as gone after a minute without a report. A database
-    shows the workers of your login, or all workers to an operator; a service shows those of the
-    token's tenant. Workers are deleted 30 days after their last report. A page reads a limited
-    number of workers: it may be short or empty and still have a `next`.
+    A worker reports every 15 seconds and when it ends; without two reports it is silent: killed,
+    frozen or cut off. `busy` and `leases` are what it holds now. A worker with the tenant `*`
+    serves every tenant: it is in the list of each, with its resources and what it holds of that
+    tenant. Workers are deleted 30 days after their last report. A page reads a limited number of
+    workers: it may be short or empty and still have a `next`.
     """
-    if operations.token_hash is None:
-        return operations.ask(engine.reads.workers(since=since, after=after, limit=limit))
-    return operations.ask(
-        engine.service_calls.tenant_workers(
-            tenant=operations.tenant, since=since, after=after, limit=limit
+    page = yield from operations.ask(
+        engine.reads.workers(
+            tenant=operations.tenant or None, since=since, after=after, limit=limit
         )
     )
+    if operations.token_hash is None:
+        return page
+    return replace(page, rows=tuple(replace(row, role=None) for row in page.rows))
 
 
 def without_batch_details(worker: WorkerDetail) -> WorkerDetail:
@@ -72,14 +75,14 @@ def show_worker(operations: Operations, worker: Worker) -> Instructions[WorkerDe
 def held_by(
     operations: Operations, worker: WorkerRow, limit: int
 ) -> Instructions[tuple[BatchRow, ...]]:
-    """Batches that a worker holds; a database names a worker of a service tenant/name."""
-    page = yield from list_batches(operations, worker=worker.name, limit=limit)
-    if not page.rows and "/" in worker.name and worker.role is not None:
-        tenant, _, name = worker.name.partition("/")
-        page = yield from operations.ask(
-            engine.reads.batches(tenant=tenant, worker=name, limit=limit)
-        )
-    return page.rows
+    """Batches that a worker holds, those first that it runs."""
+    found: list[BatchRow] = []
+    for state in (State.RUNNING, State.ASSIGNED):
+        if len(found) >= min(worker.leases, limit):
+            break
+        page = yield from list_batches(operations, worker=worker.name, state=state, limit=limit)
+        found += [row for row in page.rows if worker.serves(row.tenant)]
+    return tuple(found[:limit])
 
 
 def _find(operations: Operations, worker: str) -> Instructions[WorkerRow]:
@@ -93,6 +96,7 @@ def _find(operations: Operations, worker: str) -> Instructions[WorkerRow]:
             break
     found = [row for row in found if row.name == worker] or found
     if len(found) != 1:
-        names = f": {', '.join(row.name for row in found[:20])}" if found else ""
+        names = ", ".join(f"{row.name} of tenant {row.tenant}" for row in found[:20])
+        names = f": {names}" if found else ""
         raise NoSuchWorker(f"{len(found)} workers have the name {worker!a}{names}")
     return found[0]

@@ -98,7 +98,7 @@ FAMILIES: Final = (
     MetricFamily("helix_feed_lag_seconds", "gauge",
                  "Age of the oldest event that a feed has not delivered.", "feed"),
     MetricFamily("helix_workers_alive", "gauge",
-                 "Workers that reported within the last minute.", ""),
+                 "Workers that are alive: neither ended nor silent for 30 seconds.", ""),
     MetricFamily("helix_backend_xmin_age", "gauge",
                  "Age of the oldest snapshot in transactions.", ""),
 )  # fmt: skip

@@ -22,7 +22,7 @@ class WaitingBatch:
     attempt: int
     why: str  # such as: no worker fits: needs gpus 1
     requires: Mapping[str, Any] | None
-    workers_alive: int  # that reported in the last minute and serve the queue
+    workers_alive: int  # that are alive and serve the queue
     workers_fitting: int  # of those: with the resources that it requires
     detail: Annotated[str | None, Payload]  # of its last step
 
@@ -58,7 +58,7 @@ def why_waiting(
     if cause == "paused":
         return "the queue is paused"
     if not alive:
-        return "no worker reported in the last minute"
+        return "no worker is alive"
     if not fitting:
         return f"no worker fits: needs {needs_of(requires or {})}"
     return "waits for its turn"

@@ -13,12 +13,18 @@ from helixqueue.records.batch import BatchRow
 class WorkerRow:
     """A worker as it last reported itself."""
 
+    tenant: str  # `*`: it serves every tenant
     name: str
     role: str | None  # login role; None over HTTP
+    status: str  # alive, silent: it missed two reports, or ended
     free: Mapping[str, object]
     first_seen: datetime
     last_seen: datetime
+    ended_at: datetime | None
     leases: int
+
+    def serves(self, tenant: str) -> bool:
+        return self.tenant in {tenant, "*"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class PostgresTransport:
         serves every tenant of the login.
         """
         self.worker = worker
-        self._tenant = tenant
+        self.tenant = tenant
         self._dsn = dsn
         self._options = options
         self._size = connections
@@ -90,7 +90,7 @@ class PostgresTransport:
             "connections": self._size,
             "handlers": self._handlers,
             "options": self._options,
-            "tenant": self._tenant,
+            "tenant": self.tenant,
         }
 
     async def run(self, call: AnyCall[T]) -> T:
@@ -109,7 +109,7 @@ class PostgresTransport:
                 start=True,
                 hints=request.hints,
                 settle=request.settle,
-                tenant=self._tenant,
+                tenant=self.tenant,
             )
         )
         if request.settle:

@@ -53,6 +53,7 @@ class Transport(Protocol):
     """The connection of the worker `worker` to the engine."""
 
     worker: str
+    tenant: str | None  # the only tenant that it serves; None: every tenant of the login or token
 
     @property
     def transactions(self) -> HandlerTransactions | None:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helixqueue.errors import HelixError
 from helixqueue.failpoints import failpoint
 from helixqueue.records.lease import LeaseRef, read_token
 from helixqueue.transport.factory import build_transport
@@ -33,6 +34,7 @@ GROUP_CHECK_SECONDS = 0.1
 # Leases are read in intervals: a busy worker sends a thousand lines a second, and each would wake
 # this process.
 READ_INTERVAL_SECONDS = 0.02
+END_SECONDS = 2.0  # for the report that the worker died
 
 
 class HeartbeatProcess:
@@ -167,6 +169,9 @@ async def main() -> None:
     if reading.done() and not reading.result():
         # The worker died. Its programs must not run beside the next attempt.
         process.kill_groups()
+        ended = transport.calls.hello(worker=transport.worker, tenant=transport.tenant, ended=True)
+        with suppress(HelixError, TimeoutError):
+            await asyncio.wait_for(transport.run(ended), END_SECONDS)
     for task in (renewing, reading, killing):
         task.cancel()
     await asyncio.gather(renewing, reading, killing, return_exceptions=True)

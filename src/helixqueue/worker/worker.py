@@ -51,6 +51,7 @@ SLOT_WAIT_SECONDS = 2.0
 ATTEMPTS_PER_YIELD = 20  # of one slot, before it lets other tasks run
 DRAIN_POLL_SECONDS = 0.005
 CANCEL_SECONDS = 5.0  # for a cancelled handler to end
+END_SECONDS = 2.0  # for the report that this worker ends
 
 
 class Worker:
@@ -103,6 +104,8 @@ class Worker:
                     await self._heartbeat.start()
                 await self._work()
             finally:
+                with suppress(HelixError, TimeoutError):
+                    await asyncio.wait_for(self._report(ended=True), END_SECONDS)
                 closing = [handler.close() for handler in self._handlers.values()]
                 await asyncio.gather(self._heartbeat.close(), self._transport.close(), *closing)
         return self.health.counts
@@ -204,9 +207,14 @@ class Worker:
     async def _say_hello(self) -> None:
         while True:
             with suppress(HelixError):
-                hello = self._transport.calls.hello(worker=self.worker, free=self.status())
-                await self._transport.run(hello)
+                await self._report()
             await asyncio.sleep(HELLO_SECONDS)
+
+    async def _report(self, *, ended: bool = False) -> None:
+        hello = self._transport.calls.hello(
+            worker=self.worker, free=self.status(), tenant=self._transport.tenant, ended=ended
+        )
+        await self._transport.run(hello)
 
     def status(self) -> dict[str, Any]:
         """What operators see of this worker: resources, health, progress of its handlers."""

@@ -121,16 +121,27 @@ create table helix.key_limit (
 -- One sequence numbers ledger entries, and thereby leases.
 create sequence helix.entry_id;
 
--- Workers as they last reported. For display only; no rule depends on it.
+-- Workers as they last reported, one row per tenant that each serves. For display only; no rule depends on it.
 create table helix.worker (
-  role       name not null,
-  -- In byte order, so that the names of one tenant (lab/gpu-1) are adjacent in the key.
+  -- `*`: it serves every tenant. In byte order, so that the rows of one tenant are adjacent in the key.
+  tenant     text collate "C" not null check (tenant <> ''),
   name       text collate "C" not null check (octet_length(name) between 1 and 255),
+  role       name not null,
+  shared     boolean not null,  -- it serves other tenants as well: the report is not for this one alone
   free       jsonb not null,
   first_seen timestamptz not null default clock_timestamp(),
   last_seen  timestamptz not null default clock_timestamp(),
-  primary key (role, name)
+  ended_at   timestamptz,       -- null: it has not reported its end
+  primary key (tenant, name, role)
 ) with (fillfactor = 50);
+
+-- A worker reports every 15 seconds. Without two reports it is silent: killed, frozen, cut off, or its handler
+-- keeps the interpreter busy.
+create function helix.worker_status(p_worker helix.worker) returns text
+language sql stable as $$
+  select case when p_worker.ended_at is not null then 'ended'
+              when p_worker.last_seen < clock_timestamp() - interval '30 s' then 'silent' else 'alive' end
+$$;
 
 -- Idle workers by the queue they wait for: a submission wakes them (52_wake.sql), and sends nothing while
 -- the queue is busy.

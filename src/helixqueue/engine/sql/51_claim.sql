@@ -254,13 +254,24 @@ begin
 end
 $$;
 
--- Records that a worker is alive, so that lists of workers show it.
-create function helix.hello_v1(p_worker text, p_free jsonb default null) returns void
+-- Records that a worker is alive, or that it has ended, so that lists of workers show it. With p_tenant it serves
+-- that tenant only, else every tenant of its login. p_free null: as last reported.
+create function helix.hello_v1(
+  p_worker text, p_free jsonb default null, p_tenant text default null, p_ended boolean default false
+) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_tenants text[] := case when p_tenant is null then helix.enter() else helix.enter_for(p_tenant) end;
 begin
-  perform helix.enter();
-  p_worker := helix.actor_of(p_worker);
-  insert into helix.worker (role, name, free) values (session_user, p_worker, coalesce(p_free, '{}'))
-  on conflict (role, name) do update set last_seen = clock_timestamp(), free = excluded.free;
+  if p_tenant is not null then
+    v_tenants := array[p_tenant];
+  end if;
+  insert into helix.worker as w (tenant, name, role, shared, free, ended_at)
+  select t.tenant, helix.actor_of(p_worker), session_user, v_tenants is null or cardinality(v_tenants) > 1,
+         coalesce(p_free, '{}'), case when p_ended then clock_timestamp() end
+  from (select unnest(coalesce(v_tenants, '{*}')) as tenant order by 1) t
+  on conflict (tenant, name, role) do update
+    set last_seen = clock_timestamp(), ended_at = excluded.ended_at, shared = excluded.shared,
+        free = coalesce(p_free, w.free);
 end
 $$;

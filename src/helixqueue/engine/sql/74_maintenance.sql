@@ -286,9 +286,9 @@ declare
   v_gone integer;
 begin
   delete from helix.worker w
-  where (w.role, w.name) in (select o.role, o.name from helix.worker o
-                             where o.last_seen < statement_timestamp() - interval '30 days'
-                             limit p_limit for update skip locked);
+  where (w.tenant, w.name, w.role) in (select o.tenant, o.name, o.role from helix.worker o
+                                       where o.last_seen < statement_timestamp() - interval '30 days'
+                                       limit p_limit for update skip locked);
   get diagnostics v_gone = row_count;
   return v_gone;
 end

@@ -292,13 +292,10 @@ begin
                        where p.pending and p.queue = q.id and p.lane = l.id
                        order by p.queue, p.lane, p.turn, p.batch limit 1) w on true
     group by q.tenant, q.name));
-  -- A service prefixes the names of its workers with their tenant.
+  -- Those that serve every tenant are the series of `*`.
   perform helix.set_gauges('{helix_workers_alive}', array(
-    select row(coalesce(t.tenant, '*'), 'helix_workers_alive', '', '', count(*))::helix.metric
-    from helix.worker w
-    left join (select distinct q.tenant from helix.queue q) t on t.tenant = split_part(w.name, '/', 1)
-    where w.last_seen > clock_timestamp() - interval '60 s'
-    group by coalesce(t.tenant, '*')));
+    select row(w.tenant, 'helix_workers_alive', '', '', count(*))::helix.metric
+    from helix.worker w where helix.worker_status(w) = 'alive' group by w.tenant));
 end
 $$;
 

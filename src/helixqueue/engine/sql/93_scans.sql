@@ -117,8 +117,23 @@ begin
 end
 $$;
 
--- ASSIGNED and RUNNING batches, of one worker or of all, from the highest batch id. The claims of the last
--- seconds and those with live leases are read whole; p_look bounds the batches that are looked up.
+-- Batches whose lease a worker lost, by the newest p_look entries about lost leases. The entry before is of the
+-- worker that held the lease.
+create function helix.read_lost_by(p_queues integer[], p_worker text, p_look integer)
+returns table (batch bigint, number bigint)
+language sql stable as $$
+  select u.batch, u.before
+  from (select e.batch, e.queue, e.before, e.reason from helix.entry e
+        where e.reason in ('retried', 'cancelled', 'recovered', 'lost')
+        order by e.at desc, e.id desc, e.part desc limit p_look) e
+  cross join lateral unnest(e.batch, e.queue, e.before) as u (batch, queue, before)
+  where e.reason in ('recovered', 'lost') and (p_queues is null or u.queue = any (p_queues))
+    and exists (select from helix.entry c where c.id = u.before and c.actor = p_worker)
+$$;
+
+-- ASSIGNED and RUNNING batches, of one worker or of all, from the highest batch id; of one worker and without a
+-- state, also batches that it lost. The claims of the last seconds and those with live leases are read whole; p_look
+-- bounds the batches that are looked up.
 create function helix.read_leased(
   p_tenant text, p_queue text, p_state helix.state, p_worker text, p_since timestamptz,
   p_until timestamptz, p_id bigint, p_look integer, p_limit integer
@@ -130,12 +145,16 @@ declare
 begin
   return query
     with seen as materialized (
-      select c.batch as id, c.number,
-             row_number() over (order by c.batch desc, c.number desc) = p_look as last
-      from (select c.batch, c.number from helix.read_claimed(v_queues, null) c
+      select c.batch as id, c.number, c.lost,
+             row_number() over (order by c.batch desc, c.number desc, c.lost) = p_look as last
+      from (select c.batch, c.number, c.lost
+            from (select c.batch, c.number, false as lost from helix.read_claimed(v_queues, null) c
+                  union all
+                  select l.batch, l.number, true from helix.read_lost_by(v_queues, p_worker, p_look) l
+                  where p_worker is not null and p_state is null) c
             where c.batch < p_id
             -- A batch that was claimed twice is here twice; only its newest claim can be live.
-            order by c.batch desc, c.number desc limit p_look) c
+            order by c.batch desc, c.number desc, c.lost limit p_look) c
     ),
     edge as (
       select b.at, s.id from seen s
@@ -143,12 +162,13 @@ begin
       where s.last
     ),
     page as (
-      select b.at, s.id from seen s
-      cross join lateral (
-        select w.state, w.actor from helix.work w where w.batch = s.id and w.number = s.number limit 1) w
+      select distinct b.at, s.id from seen s
       cross join lateral (select b.created_at as at from helix.batch b where b.id = s.id limit 1) b
-      where w.state in ('ASSIGNED', 'RUNNING') and (p_state is null or w.state = p_state)
-        and (p_worker is null or w.actor = p_worker)
+      where (s.lost
+             or exists (select from helix.work w
+                        where w.batch = s.id and w.number = s.number
+                          and w.state in ('ASSIGNED', 'RUNNING') and (p_state is null or w.state = p_state)
+                          and (p_worker is null or w.actor = p_worker)))
         and b.at >= p_since and b.at < p_until
       order by s.id desc limit p_limit
     )
@@ -224,7 +244,7 @@ end
 $$;
 
 -- Whether a batch passes the filters of the two scans below. A worker means the one that holds the batch
--- now or, with a finished state, the one that finished it. A failure class means that of a FAILED batch.
+-- now or lost it or, with a finished state, the one that finished it. A failure class means that of a FAILED batch.
 create function helix.read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text)
 returns boolean
 language sql stable as $$
@@ -234,7 +254,10 @@ language sql stable as $$
       and (p_worker is null
            or w.actor = p_worker
               and (w.state in ('ASSIGNED', 'RUNNING')
-                   or w.state in ('COMPLETED', 'FAILED', 'CANCELLED') and p_state is not null))
+                   or w.state in ('COMPLETED', 'FAILED', 'CANCELLED') and p_state is not null)
+           or p_state is null
+              and exists (select from helix.history_of(array[w.batch]) h join helix.entry c on c.id = h.number
+                          where h.reason in ('lost', 'recovered') and c.actor = p_worker))
       and (p_failure is null
            or w.state = 'FAILED'
               and exists (select from helix.result r

@@ -96,102 +96,77 @@ begin
 end
 $$;
 
--- A page of workers by login and name, and the number of leases that each holds now. A worker of a service
--- is named tenant/name here, and its leases are name's. Other logins than operators see their own workers;
--- the two branches keep them from stepping over those of all others.
+-- The report of a worker for a reader. `busy` is what it holds now: its report may be 15 seconds old. The report of a
+-- worker that serves several tenants names queues, batches and errors of all of them, so the reader of some of them
+-- gets its resources and slots.
+create function helix.read_report(p_worker helix.worker, p_all boolean, p_leases bigint) returns jsonb
+language sql stable as $$
+  select case when p_worker.shared and not p_all
+              then p_worker.free - 'progress' || jsonb_build_object('health', jsonb_strip_nulls(h.health))
+              else p_worker.free || jsonb_strip_nulls(jsonb_build_object('health', p_worker.free -> 'health' || h.health))
+         end
+  from (select case when jsonb_typeof(p_worker.free -> 'health' -> 'slots') = 'number'
+                    then jsonb_build_object('slots', p_worker.free -> 'health' -> 'slots', 'busy',
+                                            least((p_worker.free -> 'health' -> 'slots')::numeric, p_leases))
+                    else '{}' end as health) h
+$$;
+
+-- A page of workers by tenant, name and login, of one tenant or of all tenants of the session, with the number of
+-- leases that each holds of these tenants. A worker that serves every tenant is in the list of each.
 create function helix.read_workers_v1(
-  p_after_role name default '', p_after_name text default '', p_since timestamptz default '-infinity',
+  p_tenant text default null, p_after_tenant text default '', p_after_name text default '',
+  p_after_role name default '', p_since timestamptz default '-infinity',
   p_look integer default 1000, p_limit integer default 50
 )
 returns table (
-  edge_role text, edge_name text, role text, name text, free jsonb, first_seen timestamptz,
-  last_seen timestamptz, leases bigint
+  edge_tenant text, edge_name text, edge_role text, tenant text, name text, role text, status text, free jsonb,
+  first_seen timestamptz, last_seen timestamptz, ended_at timestamptz, leases bigint
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set jit = off
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
-  v_all   boolean := pg_has_role(session_user, 'helix_operator', 'member');
-  v_limit integer := least(p_limit, 1001);
-  v_look  integer := least(greatest(p_look, v_limit), 10000);
+  v_session text[] := helix.session_tenants();
+  v_tenants text[] := case when p_tenant is null then v_session else array[p_tenant] end;
+  v_limit   integer := least(p_limit, 1001);
+  v_look    integer := least(greatest(p_look, v_limit), 10000);
 begin
   return query
     with seen as materialized (
-      select w.role, w.name, w.free, w.first_seen, w.last_seen,
-             row_number() over (order by w.role, w.name) as place
+      select w.line, row_number() over (order by w.tenant, w.name, w.role) as place
       from (
-        (select * from helix.worker w
-         where v_all and (w.role, w.name) > (p_after_role, p_after_name collate "C")
-         order by w.role, w.name limit v_look)
+        (select w as line, w.tenant, w.name, w.role from helix.worker w
+         where v_tenants is null
+           and (w.tenant, w.name, w.role) > (p_after_tenant collate "C", p_after_name collate "C", p_after_role)
+         order by w.tenant, w.name, w.role limit v_look)
         union all
-        (select * from helix.worker w
-         where not v_all and w.role = session_user and w.name > p_after_name collate "C"
-         order by w.role, w.name limit v_look)) w
+        -- Each tenant by itself: PostgreSQL before 17 sorts all rows of a list of tenants.
+        (select w.* from unnest(v_tenants || '*'::text) as t (tenant)
+         cross join lateral (
+           select w as line, w.tenant, w.name, w.role from helix.worker w
+           where w.tenant = t.tenant collate "C"
+             and (w.tenant, w.name, w.role) > (p_after_tenant collate "C", p_after_name collate "C", p_after_role)
+           order by w.tenant, w.name, w.role limit v_look) w
+         where v_tenants is not null
+         order by w.tenant, w.name, w.role limit v_look)) w
     ),
     page as (
-      select s.* from seen s where s.last_seen >= p_since order by s.role, s.name limit v_limit
+      select (s.line).*, s.line, s.place from seen s where (s.line).last_seen >= p_since order by s.place limit v_limit
     ),
     held as materialized (
       select h.tenant, h.worker, h.leases from helix.read_lease_counts() h
-    ),
-    named as (
-      select n.name, sum(n.leases)::bigint as leases
-      from (select h.worker as name, h.leases from held h
-            union all select h.tenant || '/' || h.worker, h.leases from held h) n
-      group by n.name
+      where p_tenant is null or h.tenant = p_tenant
     )
-    select e.role::text, e.name::text, p.role::text, p.name::text, p.free, p.first_seen, p.last_seen,
-           coalesce(n.leases, 0)
+    select (e.line).tenant, (e.line).name, (e.line).role::text, p.tenant, p.name, p.role::text,
+           helix.worker_status(p.line), helix.read_report(p.line, v_session is null, l.leases),
+           p.first_seen, p.last_seen, p.ended_at, l.leases
     from (values (1)) as always (one)
     left join seen e on e.place = v_look
     left join page p on true
-    left join named n on n.name = p.name collate "C"
-    order by p.role, p.name;
-end
-$$;
-
--- A page of one tenant's workers at a login that serves many tenants, where they are named tenant/worker; the
--- policy of helix.worker hides all others. In the order of names, so that a worker which announces itself
--- between two pages does not move. `0` is the character after `/`.
-create function helix.read_tenant_workers_v1(
-  p_tenant text, p_after text default '', p_since timestamptz default '-infinity',
-  p_look integer default 1000, p_limit integer default 50
-)
-returns table (
-  edge text, name text, role text, free jsonb, first_seen timestamptz, last_seen timestamptz, leases bigint
-)
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set jit = off
-set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
-declare
-  v_limit integer := least(p_limit, 1001);
-  v_look  integer := least(greatest(p_look, v_limit), 10000);
-  v_from  text := p_tenant || '/' || p_after;
-  v_to    text := p_tenant || '0';
-  v_start integer := length(p_tenant) + 2;   -- where the name of the worker starts
-begin
-  return query
-    with seen as materialized (
-      select substr(w.name, v_start) as name, w.role, w.free, w.first_seen, w.last_seen,
-             row_number() over (order by w.name) as place
-      from helix.worker w
-      where w.role = session_user and w.name > v_from collate "C" and w.name < v_to collate "C"
-      order by w.name limit v_look
-    ),
-    page as (
-      select s.* from seen s where s.last_seen >= p_since order by s.place limit v_limit
-    ),
-    held as materialized (
-      select h.worker, h.leases from helix.read_lease_counts() h
-      where h.tenant = p_tenant
-    )
-    select e.name, p.name, p.role::text, p.free, p.first_seen, p.last_seen, coalesce(h.leases, 0)
-    from (values (1)) as always (one)
-    left join seen e on e.place = v_look
-    left join page p on true
-    left join held h on h.worker = p.name collate "C"
+    left join lateral (
+      select coalesce(sum(h.leases), 0)::bigint as leases from held h
+      where h.worker = p.name collate "C" and (p.tenant = '*' or h.tenant = p.tenant)) l on true
     order by p.place;
 end
 $$;

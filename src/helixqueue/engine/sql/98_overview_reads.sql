@@ -46,7 +46,6 @@ declare
   v_now   timestamptz := clock_timestamp();
   v_hour  timestamptz := date_trunc('minute', v_now) - interval '1 hour';
   v_today timestamptz := date_trunc('day', v_now, 'UTC');
-  v_named boolean := exists (select from helix.role_tenant b where b.role = session_user and b.by_setting);
 begin
   return query
     with gauge as materialized (
@@ -108,14 +107,12 @@ begin
             from helix.rollup u
             where u.tenant = p_tenant and u.queue = '' and u.seconds = 3600 and u.at >= v_today),
            (select count(*) from helix.queue q where q.tenant = p_tenant),
-           (select json_build_array(count(*) filter (where w.last_seen > v_now - interval '60 s'), count(*),
+           (select json_build_array(count(*) filter (where w.status = 'alive'), count(*),
                                     sum((w.free -> 'health' ->> 'slots')::numeric) filter (
-                                      where w.last_seen > v_now - interval '60 s'
+                                      where w.status = 'alive'
                                         and jsonb_typeof(w.free -> 'health' -> 'slots') = 'number'))
-            from (select w.last_seen, w.free from helix.worker w
-                  where w.role = session_user
-                    and (not v_named or w.name >= p_tenant || '/' collate "C" and w.name < p_tenant || '0' collate "C")
-                    and w.last_seen > v_now - interval '1 day'
+            from (select helix.worker_status(w) as status, w.free from helix.worker w
+                  where w.tenant in (p_tenant, '*') and w.last_seen > v_now - interval '1 day'
                   limit 5000) w),
            (select sum(g.value)::bigint from gauge g where g.name = 'helix_fences_in_doubt'),
            (select max(g.value) from gauge g where g.name = 'helix_fence_oldest_doubt_seconds'),
@@ -198,14 +195,14 @@ begin
       select e.at, e.id, e.part, e.reason, e.actor, e.batch, e.queue, e.version,
              row_number() over (order by e.at desc, e.id desc) = p_look as last
       from helix.entry e
-      where e.reason in ('retried', 'cancelled', 'recovered') and (e.at, e.id) < (p_at, p_id)
+      where e.reason in ('retried', 'cancelled', 'recovered', 'lost') and (e.at, e.id) < (p_at, p_id)
       order by e.at desc, e.id desc, e.part desc limit least(p_look, 10000)
     ),
     stepped as (
       select s.at, s.id, s.actor, s.reason::text as action, 'batch' as subject, u.queue as queue_id,
              count(*) as batches, min(u.batch) as batch, min(u.version) as version
       from seen s cross join lateral unnest(s.batch, s.queue, s.version) as u (batch, queue, version)
-      where s.queue && v_queues and u.queue = any (v_queues)
+      where s.reason <> 'lost' and s.queue && v_queues and u.queue = any (v_queues)
       group by s.at, s.id, s.actor, s.reason, u.queue
     ),
     happened as (
@@ -260,11 +257,6 @@ set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   v_limit integer := least(p_limit, 50);
-  -- Workers of a service have the tenant before their name.
-  v_start text := case when exists (select from helix.role_tenant b where b.role = session_user and b.by_setting)
-                       then p_tenant || '/' else '' end;
-  v_from  text := v_start || p_text;
-  v_to    text := v_start || p_text || chr(1114111);
 begin
   return query
     (select 'batch', coalesce(replace(f.identity, chr(31), '/'), helix.public_id(f.key)::text),
@@ -276,8 +268,9 @@ begin
      limit v_limit)
     union all
     (select 'worker', n.name, n.name, null, null
-     from (select substr(w.name, length(v_start) + 1) as name from helix.worker w
-           where w.role = session_user and w.name >= v_from collate "C" and w.name < v_to collate "C"
+     from (select distinct w.name from helix.worker w
+           where w.tenant in (p_tenant, '*') and w.name >= p_text collate "C"
+             and w.name < p_text || chr(1114111) collate "C"
            order by w.name limit v_limit) n)
     union all
     (select 'fence', f.name::text, helix.key_text(f.key), null, f.state::text
@@ -333,7 +326,7 @@ end
 $$;
 
 -- The batches of a queue that wait longest, in about the order of claims, with what they require and how many of the
--- workers that reported in the last minute have it. A batch that lost a lease has the record of that as its detail.
+-- live workers have it. A batch that lost a lease has the record of that as its detail.
 create function helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer default 50)
 returns table (
   public_id uuid, identity text, since timestamptz, attempt smallint, cause text, due timestamptz, requires jsonb,
@@ -348,14 +341,11 @@ declare
   v_now   timestamptz := clock_timestamp();
   v_limit integer := least(p_limit, 500);
   v_sees  boolean := helix.sees_payloads();
-  v_start text := case when exists (select from helix.role_tenant b where b.role = session_user and b.by_setting)
-                       then p_tenant || '/' else '' end;
 begin
   return query
     with alive as materialized (
       select w.free from helix.worker w
-      where w.role = session_user and w.name >= v_start collate "C" and w.name < v_start || chr(1114111) collate "C"
-        and w.last_seen > v_now - interval '60 s'
+      where w.tenant in (p_tenant, '*') and helix.worker_status(w) = 'alive'
         -- A worker that reports its queues counts for those.
         and coalesce(w.free -> 'health' -> 'queues' ? p_queue, true)
       limit 1000

@@ -2,20 +2,9 @@
 -- on tables. (EXPLAIN on a table would reveal the number of rows that row-level security hides.)
 -- The list at the end grants each function that clients call to the scopes that it belongs to.
 
--- Workers are listed to the role they log in with, and to operators.
-alter table helix.worker enable row level security;
-alter table helix.worker force row level security;
-create policy own_workers on helix.worker for all to helix_engine, helix_reader
-  using (pg_has_role(session_user, 'helix_operator', 'member')
-         or (role = session_user
-             -- A login that serves one tenant per transaction keeps their workers apart by name: lab/gpu-1.
-             and (starts_with(name, current_setting('helix.tenant', true) || '/')
-                  or not exists (select from helix.role_tenant b
-                                 where b.role = session_user and b.by_setting))));
-create policy operator on helix.worker for select to helix_operator using (true);
--- The duty that counts them is for all tenants.
-create policy counted on helix.worker for select to helix_engine
-  using (current_setting('helix.scope', true) = '*');
+-- Workers that serve every tenant are listed to each tenant.
+create policy serves_all on helix.worker for select to helix_reader
+  using (tenant = '*' and cardinality((select helix.session_tenants())) > 0);
 -- A sweep is for all tenants.
 create policy long_gone on helix.worker for all to helix_engine
   using (last_seen < statement_timestamp() - interval '30 days') with check (false);
@@ -124,7 +113,7 @@ grant execute on function helix.locate(uuid[]), helix.state_of(bigint),
   helix.feed_lag, helix.reached_position(), helix.timeline(), helix.cluster_id()
   to helix_reader, helix_operator;
 grant execute on function helix.requires_of(integer), helix.demand_parallel, helix.shape, helix.demand_payloads,
-  helix.audited_rows(), helix.all_metrics
+  helix.audited_rows(), helix.all_metrics, helix.worker_status
   to helix_reader;
 
 -- Which scope may execute which function: a new function `..._v1` gets its line here, and the migration fails
@@ -181,7 +170,6 @@ begin
       ('read_events_v1',         'read'),
       ('read_queues_v1',         'read'),
       ('read_workers_v1',        'read'),
-      ('read_tenant_workers_v1', 'read'),
       ('read_changes_v1',        'read'),
       ('read_changes_lost_v1',   'read'),
       ('change_mark_v1',         'read'),

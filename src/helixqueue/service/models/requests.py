@@ -206,6 +206,7 @@ class HelloRequest(RequestModel):
         None, description="Health report of the worker.", examples=[{"busy": 2}]
     )
     progress: Annotated[list[Progress], Field(max_length=50, fail_fast=True)] | None = None
+    ended: StrictBool = Field(default=False, description="The worker ends; its last report stays.")
 
 
 class ExpectRequest(RequestModel):

@@ -63,8 +63,8 @@ async def hello(body: HelloRequest, principal: PrincipalDep, request_log: Reques
     request_log.add(worker=body.worker)
     free = {} if body.free is None else body.free.model_dump()
     free |= body.model_dump(mode="json", include={"health", "progress"}, exclude_none=True)
-    worker = service_calls.worker_name(principal.tenant, body.worker)
-    await principal.execute(calls.hello(worker=worker, free=free))
+    report = None if body.ended and not free else free
+    await principal.execute(calls.hello(worker=body.worker, free=report, ended=body.ended))
 
 
 @routes.post(

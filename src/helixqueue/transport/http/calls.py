@@ -242,11 +242,19 @@ def _text(lease: LeaseRef | Settlement) -> str:
     return lease.token.text
 
 
-def hello(*, worker: str, free: dict[str, Any]) -> HttpCall[None]:
+def hello(
+    *,
+    worker: str,
+    free: dict[str, Any] | None = None,
+    tenant: str | None = None,  # noqa: ARG001 - the token determines it
+    ended: bool = False,
+) -> HttpCall[None]:
     """Report that a worker is alive, so that lists of workers show it with its resources."""
-    free = dict(free)
-    body = {"worker": worker, "free": free}
-    body |= {name: free.pop(name) for name in ("health", "progress") if name in free}
+    body: dict[str, Any] = {"worker": worker, "ended": ended}
+    if free is not None:
+        free = dict(free)
+        body |= {name: free.pop(name) for name in ("health", "progress") if name in free}
+        body["free"] = free
     return post(at("work", "hello"), body, lambda _: None)
 
 

@@ -48,6 +48,7 @@ class HttpTransport:
 
     def __init__(self, address: ServiceAddress, worker: str) -> None:
         self.worker = worker
+        self.tenant: str | None = None  # the token's
         self._address = address
         self._connection = AsyncHttpConnection(address)
         self._queues: list[str] = []
