@@ -33,15 +33,23 @@ def test_pages_of_the_live_demo_agree_with_its_ledger_and_end_with_it(tmp_path):
             assert page.locator(".who strong").inner_text() == pwd.getpwuid(os.geteuid()).pw_name
             _walk(page)
             batch = _show_twice_run(page)
-            _compare(page, _ledger_of(batch, tmp_path))
+            _compare(page, _printed(tmp_path, "batch", "show", batch)["events"])
             _check(page)
             assert [status for status in statuses if status >= 500] == []
+            listed = {row["name"]: row for row in _printed(tmp_path, "worker", "list")["rows"]}
+            page.goto("/workers")
+            shown = page.locator("#workers tbody").inner_text()
+            assert all(name in shown for name in listed)
             page.get_by_text("Live, ").wait_for()
             before = time.monotonic()
             code, log = running.stopped(signal.SIGINT)
             took = time.monotonic() - before
     assert (code, "Cancel" in log) == (Exit.OK, False)
     assert took < GRACE_SECONDS
+    killed = re.findall(r"killed worker (\S+) while", log)
+    assert killed
+    assert {listed[name]["status"] for name in killed if name in listed} == {"ended"}
+    assert {*re.findall(r"(?:killed|froze) worker (\S+) while", log)} <= set(listed)
 
 
 def _walk(page):
@@ -71,12 +79,12 @@ def _check(page):
     assert page.locator("#verdict").get_by_text("Checked").is_visible()
 
 
-def _ledger_of(batch, tmp_path):
+def _printed(tmp_path, *words):
     shown = subprocess.run(
-        [HELIXQ, "batch", "show", batch, "--data", tmp_path / "data", "--json"],
+        [HELIXQ, *words, "--data", tmp_path / "data", "--json"],
         env=environment(tmp_path), capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return json.loads(shown.stdout)["events"]
+    return json.loads(shown.stdout)
 
 
 def _compare(page, events):

@@ -291,14 +291,11 @@ def rotate_secret() -> Call[int]:
 def hello(
     *,
     worker: str,
-    free: dict[str, Any] | None = None,
+    free: Any = None,
     tenant: str | None = None,
-    ended: bool = False,
+    ended: bool = False,  # noqa: ANN401
 ) -> Call[None]:
-    """Report that a worker is alive or has ended, so that lists of workers show it.
-
-    `tenant` is the only tenant that it serves; None: every tenant of the login.
-    """
+    """Report that a worker is alive or has ended; without `tenant`, to all of its login."""
     return Call(_SQL["hello"], (worker, _jsonb(free), tenant, ended), lambda _: None)
 
 
