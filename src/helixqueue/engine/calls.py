@@ -291,9 +291,9 @@ def rotate_secret() -> Call[int]:
 def hello(
     *,
     worker: str,
-    free: Any = None,
+    free: dict[str, Any] | None = None,
     tenant: str | None = None,
-    ended: bool = False,  # noqa: ANN401
+    ended: bool = False,
 ) -> Call[None]:
     """Report that a worker is alive or has ended; without `tenant`, to all of its login."""
     return Call(_SQL["hello"], (worker, _jsonb(free), tenant, ended), lambda _: None)
@@ -397,6 +397,4 @@ def _jsonb(value: object) -> str | None:
 
 def _demand_at_most(name: str, count: int, limit: int) -> None:
     if count > limit:
-        raise ValueError(
-            f"{name}: expected at most {limit} rows per call, got {count}; split it into chunks"
-        )
+        raise ValueError(f"{name}: expected at most {limit} rows per call, got {count}; split it")
