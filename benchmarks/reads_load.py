@@ -38,7 +38,7 @@ RARE_WORKER = "seldom"  # finished three of the large tenant's, long ago
 LEASES = 5_000
 LEASE_S = 86_400.0
 FENCES = 50_000
-_DRAINED = ["align", "qc"]
+DRAINED = ["align", "qc"]
 _ROUND = 500
 _ROUNDS_A_WORKER = 20
 _WORDS = [name for name, share in SHARES.items() for _ in range(share)]
@@ -70,7 +70,7 @@ def chunks(batches: int) -> Iterator[Chunk]:
 
 def to_finish(batches: int) -> int:
     """Number of batches that the drain finishes."""
-    return sum(item.rows for item in chunks(batches) if item.queue in _DRAINED)
+    return sum(item.rows for item in chunks(batches) if item.queue in DRAINED)
 
 
 def identity(number: int) -> str:
@@ -171,7 +171,7 @@ def _turn(store: Database, worker: str, progress: Progress) -> int:
     ended = 0
     held: tuple[LeaseRow, ...] = ()
     for _ in range(_ROUNDS_A_WORKER):
-        held, before = _claimed(store, worker, _DRAINED, _ROUND, held), held
+        held, before = _claimed(store, worker, DRAINED, _ROUND, held), held
         progress.put(len(before))
         ended += len(before)
         if not held:

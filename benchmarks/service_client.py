@@ -37,7 +37,10 @@ class Line:
     def __init__(self, url: str, token: str) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or 80
-        self._head = f"Host: {parts.netloc}\r\nAuthorization: Bearer {token}\r\n"
+        login = f"Authorization: Bearer {token}"
+        if token.startswith("hs_"):  # the session of a person
+            login = f"Cookie: helix-session-{self._port}={token}"
+        self._head = f"Host: {parts.netloc}\r\n{login}\r\n"
 
     async def open(self) -> None:
         self._reader, self._writer = await asyncio.open_connection(
