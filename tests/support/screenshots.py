@@ -14,7 +14,7 @@ from playwright.sync_api import sync_playwright
 
 from helixqueue.dashboard.navigation import SECTIONS
 
-WIDTHS = (1440, 390)
+WIDTHS = (1440, 390, 2560)
 
 
 def main(link: str, folder: str) -> None:
@@ -36,7 +36,10 @@ def main(link: str, folder: str) -> None:
                 for width in WIDTHS:
                     page.set_viewport_size({"width": width, "height": 1000})
                     page.goto(path)
-                    page.screenshot(path=out / f"{title}-{width}-{theme}.png", full_page=True)
+                    # A window as high as the page: the navigation is as high as the window.
+                    height = page.evaluate("document.documentElement.scrollHeight")
+                    page.set_viewport_size({"width": width, "height": min(height, 4_000)})
+                    page.screenshot(path=out / f"{title}-{width}-{theme}.png")
         browser.close()
 
 
