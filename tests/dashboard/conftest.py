@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 
 import httpx
@@ -38,6 +39,11 @@ def sign_in(site, **options):
         answer = http.post("/login", data={"code": offer_login(site.database, **options)})
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
         yield http
+
+
+def form_of(person, path="/"):
+    """The form token of a page."""
+    return re.search(r'name="form" value="([0-9a-f]+)"', person.get(path).text)[1]
 
 
 @pytest.fixture

@@ -63,6 +63,25 @@ def test_person_finds_out_why_a_sample_ran_twice(browser, site, story):
         assert page.locator(".points .differs").count() == 2  # one letter in two spellings
 
 
+def test_keys_go_to_pages_walk_through_rows_and_pause(browser, site, lab):
+    lab.submit("S-1", "S-2")
+    with visit(browser, site) as page:
+        page.keyboard.type("gb")
+        page.wait_for_url("**/batches")
+        page.keyboard.type("jj")
+        name = "document.activeElement.textContent"
+        second = page.evaluate(name)
+        page.keyboard.type("k")
+        names = page.locator("#rows tbody td:nth-child(2) a").all_inner_texts()
+        assert [page.evaluate(name), second] == names[:2]
+        page.keyboard.type("p")
+        assert page.locator("[data-pause]").inner_text() == "Go live"
+        page.keyboard.press("/")
+        page.keyboard.type("p")
+        assert page.locator("#find").input_value() == "p", "typing is no shortcut"
+        assert page.locator("[data-pause]").inner_text() == "Go live"
+
+
 def _batch(page):
     return page.url.rpartition("/")[2]
 

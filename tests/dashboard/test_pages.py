@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import re
 from html.parser import HTMLParser
 from urllib.parse import urljoin, urlsplit
@@ -9,8 +12,9 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 
 from helixqueue.dashboard.navigation import SECTIONS
-from tests.dashboard.conftest import sign_in
+from tests.dashboard.conftest import form_of, sign_in
 from tests.dashboard.hostile_data import CORPUS, fill
+from tests.support.service import submit
 
 PAGES_MAX = 160
 VOID = {"meta", "link", "input", "br", "hr", "img"}
@@ -164,3 +168,51 @@ def test_empty_tenant_is_told_what_to_do_next(site):
             assert page.status_code == 200, path
             if path not in {"/proof", "/docs", "/tokens", "/activity"}:
                 assert 'class="empty"' in page.text, path
+
+
+def test_batch_shows_how_a_refused_payload_differed_to_people_with_payloads(site, lab):
+    with site.client() as http:
+        [row] = lab.submit("S-1", payload={"pod5": "a.pod5", "lane": 3})
+        submit(http, lab, "S-1", {"pod5": "b.pod5", "lane": 3})
+    path = f"/batches/{row.receipt.batch_id}"
+    with sign_in(site) as person, sign_in(site, scopes=["read"]) as reader:
+        assert "b.pod5" in person.get(path).text
+        text = reader.get(path).text
+    assert "conflict" in text
+    assert "b.pod5" not in text
+
+
+def test_recorded_run_names_the_person_and_can_be_shown_again(site):
+    with sign_in(site, person="ada") as person:
+        for _ in range(2):
+            answer = person.post("/proof/check", data={"form": form_of(person, "/proof")})
+            assert answer.status_code == 303
+        runs = re.findall(r'href="(/proof\?run=\d+)"', person.get("/proof").text)
+        assert len(runs) >= 2
+        for path in runs[:2]:
+            assert "<dd>ada</dd>" in person.get(path).text
+
+
+def test_export_has_the_rows_of_the_filters_and_no_formula(site, lab):
+    lab.submit("=1+1", "plain")
+    lab.fail(*lab.claim(2), permanent=True, failure="Torn")
+    lab.submit("other")
+    with sign_in(site) as person:
+        csv_text = person.get(f"/batches.csv?queue={lab.q}&state=FAILED").text
+        lines = person.get(f"/batches.jsonl?queue={lab.q}&state=FAILED").text.splitlines()
+        page = person.get(f"/batches?queue={lab.q}&state=FAILED").text
+    rows = list(csv.DictReader(io.StringIO(csv_text)))
+    assert {row["identity"] for row in rows} == {"'=1+1", "plain"}, "a spreadsheet runs formulas"
+    assert {json.loads(line)["identity"] for line in lines} == {"=1+1", "plain"}
+    assert {row["state"] for row in rows} == {"FAILED"}
+    assert f"/batches.csv?queue={lab.q}&amp;state=FAILED" in page
+
+
+def test_dry_run_lists_what_would_happen_and_changes_nothing(site, lab):
+    [row] = lab.submit("S-1")
+    lab.fail(*lab.claim(1), permanent=True)
+    with sign_in(site) as person:
+        text = person.get(f"/select/retry?queue={lab.q}&state=FAILED").text
+    assert "Dry run: nothing has changed yet" in text
+    assert str(row.receipt.batch_id) in text
+    assert lab.history(row.receipt.batch_id)[-1][0] == "FAILED"

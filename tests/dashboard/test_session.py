@@ -11,15 +11,10 @@ from helixqueue.dashboard.app import Dashboard
 from helixqueue.dashboard.page import page_routes
 from helixqueue.engine import tokens
 from helixqueue.service.routing import router
-from tests.dashboard.conftest import sign_in
+from tests.dashboard.conftest import form_of, sign_in
 from tests.support.service import TLS, offer_login
 
 MANY_FIELDS = b"&".join(b"f%d=x" % number for number in range(300))
-
-
-def form_of(person, path="/"):
-    """The form token of a page."""
-    return re.search(r'name="form" value="([0-9a-f]+)"', person.get(path).text)[1]
 
 
 def is_paused(site, lab):

@@ -216,6 +216,7 @@ WORDLESS = {
     "read_fence_holder_v1", "read_fence_lag_v1", "read_duties_v1", "read_tenants_v1",
     "read_bindings_v1", "read_can_serve_v1", "read_every_tenant_v1",
     "read_metrics_v1", "read_findings_v1", "read_rollup_v1", "read_proof_v1",
+    "read_worker_days_v1",
 }  # fmt: skip
 
 

@@ -698,7 +698,7 @@ begin
   return query
     with repeated as materialized (
       select a.place::integer, b.key, b.id as batch, b.fingerprint, b.payload, b.priority, b.run_at,
-             b.expires_at, b.limit_key, b.class, b.state as retired_as,
+             b.expires_at, b.limit_key, b.class, b.state as retired_as, b.secret,
              case when b.key is null then 'refused'
                   when b.fingerprint = helix.fingerprint(s, p_payload[a.place]) then 'duplicate'
                   else 'conflict' end as decision,
@@ -721,6 +721,20 @@ begin
                or sum(coalesce(octet_length(r.payload::text), 0)) over by_decision <= 1024 * 1024) as is_compared
       from repeated r
       window by_decision as (partition by r.decision order by r.place)
+    ),
+    compared as (
+      insert into helix.difference (batch, queue, actor, fingerprint, changes)
+      select distinct on (b.id, r.fingerprint) b.id, b.queue, p_actor, r.fingerprint, r.changes::helix.document
+      -- Locked, so that a batch that is being erased keeps none.
+      from (select b.id, b.queue, k.place from known k join helix.batch b on b.id = k.batch
+            where k.is_compared and b.payload is not null for share of b) b
+      join known k on k.place = b.place
+      join helix.secret s on s.id = k.secret
+      cross join lateral (select helix.fingerprint(s, p_payload[k.place]) as fingerprint,
+                                 helix.payload_changes(k.payload::text, p_payload[k.place]) as changes) r
+      where r.changes is not null
+        and (select count(*) from helix.difference d where d.batch = b.id) < 5
+        and not exists (select from helix.difference d where d.batch = b.id and d.fingerprint = r.fingerprint)
     ),
     noted as (
       insert into helix.decision (tenant, queue, kind, batch, actor, detail)
@@ -3308,6 +3322,7 @@ begin
   )
   select array_agg(distinct e.id) into v_done from (
     select id from emptied union all select batch from unsaid) e;
+  delete from helix.difference d where d.batch = any (v_mine);
   perform helix.empty_fences(v_mine, p_identity);
   perform helix.link_fence(v_mine);
   perform helix.empty_letters(v_mine);
@@ -4185,6 +4200,10 @@ begin
     (select o.tenant, o.queue, o.seconds, o.at from helix.rollup o
      where o.seconds = 3600 and o.at < v_now - interval '400 days' order by o.seconds, o.at limit p_limit)) old
   where (r.tenant, r.queue, r.seconds, r.at) = (old.tenant, old.queue, old.seconds, old.at);
+  delete from helix.worker_day d
+  where (d.tenant, d.day, d.worker) in (
+    select o.tenant, o.day, o.worker from helix.worker_day o
+    where o.day < (v_now at time zone 'UTC')::date - 1 limit p_limit);
 end
 $$;
 
@@ -5720,6 +5739,25 @@ $$;
 
 ALTER FUNCTION helix.next_fence_number() OWNER TO helix_engine;
 
+-- Name: note_check_v1(text, text, double precision, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.note_check_v1(p_tenant text, p_actor text, p_seconds double precision, p_results text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+begin
+  perform helix.enter_for(p_tenant);
+  insert into helix.check_run (tenant, actor, seconds, results)
+  values (p_tenant, helix.actor_of(p_actor), p_seconds, p_results::helix.document);
+  delete from helix.check_run r
+  where r.tenant = p_tenant
+    and r.id <= (select o.id from helix.check_run o where o.tenant = p_tenant order by o.id desc limit 1 offset 100);
+end
+$$;
+
+ALTER FUNCTION helix.note_check_v1(p_tenant text, p_actor text, p_seconds double precision, p_results text) OWNER TO helix_engine;
+
 -- Name: note_refused_v1(text, text, text, bytea[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) RETURNS void
@@ -5825,6 +5863,30 @@ end
 $$;
 
 ALTER FUNCTION helix.owned(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) OWNER TO helix_engine;
+
+-- Name: payload_changes(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.payload_changes(p_stored text, p_received text) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+  v_stored   jsonb := p_stored;
+  v_received jsonb := p_received;
+begin
+  if jsonb_typeof(v_stored) <> 'object' or jsonb_typeof(v_received) <> 'object' then
+    return jsonb_build_array(jsonb_build_array(null, left(p_stored, 200), left(p_received, 200)));
+  end if;
+  return (
+    select jsonb_agg(jsonb_build_array(left(d.key, 200), left(d.stored, 200), left(d.received, 200)) order by d.key)
+    from (select key, s.value::text as stored, r.value::text as received
+          from jsonb_each(v_stored) s full join jsonb_each(v_received) r using (key)
+          where s.value is distinct from r.value order by key limit 20) d);
+exception when others then
+  return null;  -- text that jsonb cannot hold, such as the character U+0000 or an enormous number
+end
+$$;
+
+ALTER FUNCTION helix.payload_changes(p_stored text, p_received text) OWNER TO helix_engine;
 
 -- Name: payload_prefix(integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -6247,7 +6309,7 @@ ALTER FUNCTION helix.reached_position() OWNER TO helix_engine;
 
 -- Name: read_activity_v1(text, timestamp with time zone, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_activity_v1(p_tenant text, p_at timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_id bigint DEFAULT '9223372036854775807'::bigint, p_look integer DEFAULT 1000, p_limit integer DEFAULT 50) RETURNS TABLE(edge_at timestamp with time zone, edge_id bigint, at timestamp with time zone, id bigint, actor text, action text, subject text, queue text, batches bigint, public_id uuid, detail text)
+CREATE FUNCTION helix.read_activity_v1(p_tenant text, p_at timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_id bigint DEFAULT '9223372036854775807'::bigint, p_look integer DEFAULT 1000, p_limit integer DEFAULT 50) RETURNS TABLE(edge_at timestamp with time zone, edge_id bigint, at timestamp with time zone, id bigint, actor text, action text, subject text, queue text, batches bigint, public_id uuid, detail text, key text)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -6264,10 +6326,10 @@ declare
 begin
   return query
     with seen as materialized (
-      select e.at, e.id, e.part, e.reason, e.actor, e.batch, e.queue, e.version,
+      select e.at, e.id, e.part, e.reason, e.actor, e.batch, e.queue, e.version, e.before,
              row_number() over (order by e.at desc, e.id desc) = p_look as last
       from helix.entry e
-      where e.reason in ('retried', 'cancelled', 'recovered', 'lost') and (e.at, e.id) < (p_at, p_id)
+      where e.reason in ('retried', 'cancelled', 'released', 'recovered', 'lost') and (e.at, e.id) < (p_at, p_id)
       order by e.at desc, e.id desc, e.part desc limit least(p_look, 10000)
     ),
     stepped as (
@@ -6275,11 +6337,14 @@ begin
              count(*) as batches, min(u.batch) as batch, min(u.version) as version
       from seen s cross join lateral unnest(s.batch, s.queue, s.version) as u (batch, queue, version)
       where s.reason <> 'lost' and s.queue && v_queues and u.queue = any (v_queues)
+        -- A worker that returns its own batch is no person: its name is also on the step before.
+        and (s.reason <> 'released'
+             or s.actor <> (select p.actor from helix.entry p where p.id = s.before[1] order by p.part limit 1))
       group by s.at, s.id, s.actor, s.reason, u.queue
     ),
     happened as (
       select s.at, s.id, s.actor, s.action, s.subject, q.name as queue, s.batches, s.batch,
-             case when v_sees then r.detail::text end as detail
+             case when v_sees then r.detail::text end as detail, null::text as key
       from stepped s
       cross join lateral (select q.name from helix.queue q where q.id = s.queue_id limit 1) q
       left join lateral (select r.detail from helix.result r
@@ -6288,12 +6353,26 @@ begin
       (select d.at, d.id, d.actor, case d.kind when 'erased' then 'erased' else 'set' end,
               case when d.batch is not null then 'batch' when strpos(d.queue, '/') > 0
                    then split_part(d.queue, '/', 1) else 'queue' end,
-              d.queue, (d.batch is not null)::integer, d.batch, d.detail::text
+              d.queue, (d.batch is not null)::integer, d.batch, d.detail::text, null
        from helix.decision d
        where d.tenant = p_tenant and d.kind in ('setting', 'erased') and (d.at, d.id) < (p_at, p_id)
        order by d.tenant, d.at desc, d.id desc limit p_limit)
       union all
-      select c.at, 0, c.actor, c.action, 'token', t.name, 0, null, c.detail
+      (select v.at, v.life, v.actor, v.reason::text, 'fence', f.name::text, 0, null,
+              case when v_sees then v.detail end, helix.key_text(f.key)
+       from helix.fence_event v
+       cross join lateral (select f.name, f.key from helix.fence f
+                           where f.tenant = v.tenant and f.life = v.life limit 1) f
+       where v.tenant = p_tenant and v.reason in ('resolved', 'corrected') and (v.at, v.life) < (p_at, p_id)
+       order by v.tenant, v.at desc, v.life desc limit p_limit)
+      union all
+      (select l.closed_at, l.id, l.closed_by, l.status, 'letter', l.name::text, 0, l.batch,
+              case when v_sees then l.closed_for::text end, l.id::text
+       from helix.dead_letter l
+       where l.tenant = p_tenant and l.status in ('redriven', 'discarded') and (l.closed_at, l.id) < (p_at, p_id)
+       order by l.tenant, l.closed_at desc, l.id desc limit p_limit)
+      union all
+      select c.at, 0, c.actor, c.action, 'token', t.name, 0, null, c.detail, null
       from helix.api_token t
       cross join lateral (
         values (t.created_at, t.created_by, 'created', array_to_string(t.scopes, ', ')),
@@ -6307,7 +6386,7 @@ begin
       order by h.at desc, h.id desc limit least(p_limit, 1001)
     )
     select e.at, e.id, p.at, p.id, p.actor, p.action, p.subject, p.queue, p.batches,
-           (select helix.public_id(b.key) from helix.batch b where b.id = p.batch), p.detail
+           (select helix.public_id(b.key) from helix.batch b where b.id = p.batch), p.detail, p.key
     from (values (1)) as always (one)
     left join (select s.at, s.id from seen s where s.last) e on true
     left join page p on true
@@ -6362,7 +6441,7 @@ ALTER FUNCTION helix.read_batch_states_v1(p_after bigint, p_limit integer) OWNER
 
 -- Name: read_batch_v1(uuid[], bytea[], boolean, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_batch_v1(p_ids uuid[], p_keys bytea[], p_payload boolean DEFAULT false, p_limit integer DEFAULT 1000) RETURNS TABLE(public_id uuid, key bytea, fingerprint bytea, tenant text, queue text, identity text, raw text, profile text, revision text, priority smallint, run_at timestamp with time zone, expires_at timestamp with time zone, limit_key text, actor text, created_at timestamp with time zone, state text, place text, version integer, attempt smallint, worker text, deadline timestamp with time zone, epoch integer, number bigint, cause text, due timestamp with time zone, finished_at timestamp with time zone, finished_by text, failure text, detail text, retired_at timestamp with time zone, erased boolean, payload text, result text, events json, refusals json, decisions json, sources json)
+CREATE FUNCTION helix.read_batch_v1(p_ids uuid[], p_keys bytea[], p_payload boolean DEFAULT false, p_limit integer DEFAULT 1000) RETURNS TABLE(public_id uuid, key bytea, fingerprint bytea, tenant text, queue text, identity text, raw text, profile text, revision text, priority smallint, run_at timestamp with time zone, expires_at timestamp with time zone, limit_key text, actor text, created_at timestamp with time zone, state text, place text, version integer, attempt smallint, worker text, deadline timestamp with time zone, epoch integer, number bigint, cause text, due timestamp with time zone, finished_at timestamp with time zone, finished_by text, failure text, detail text, retired_at timestamp with time zone, erased boolean, payload text, result text, events json, refusals json, decisions json, differences json, sources json)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -6403,6 +6482,8 @@ begin
            (select json_agg(json_build_array(d.at, d.kind, d.actor, d.detail) order by d.id)
             from (select * from helix.decision d where d.batch = f.id
                   order by d.id desc limit p_limit) d),
+           (select json_agg(json_build_array(d.at, d.actor, case when v_sees then d.changes::json end) order by d.id)
+            from helix.difference d where d.batch = f.id),
            (select json_agg(json_build_array(s.kind, s.name, s.id, s.decision, s.times, s.first_at,
                                              s.last_at, s.actor) order by s.first_at)
             from (select * from helix.source s where s.batch = f.id and s.kind is not null
@@ -7388,6 +7469,25 @@ CREATE FUNCTION helix.read_check_results() RETURNS SETOF helix.violation
 $$;
 
 ALTER FUNCTION helix.read_check_results() OWNER TO helix_reader;
+
+-- Name: read_check_runs_v1(text, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_check_runs_v1(p_tenant text, p_before bigint DEFAULT '9223372036854775807'::bigint, p_limit integer DEFAULT 50) RETURNS TABLE(id bigint, at timestamp with time zone, seconds real, actor text, results text)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    select r.id, r.at, r.seconds, r.actor::text, r.results::text from helix.check_run r
+    where r.tenant = p_tenant and r.id < p_before order by r.id desc limit least(p_limit, 101);
+end
+$$;
+
+ALTER FUNCTION helix.read_check_runs_v1(p_tenant text, p_before bigint, p_limit integer) OWNER TO helix_reader;
 
 -- Name: read_check_settings(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -9311,7 +9411,7 @@ declare
   v_limit integer := least(p_limit, 50);
 begin
   return query
-    (select 'batch', coalesce(replace(f.identity, chr(31), '/'), helix.public_id(f.key)::text),
+    (select 'batch', coalesce(replace(f.identity, chr(31), ' / '), helix.public_id(f.key)::text),
             helix.public_id(f.key)::text, q.name, coalesce(w.state, f.state)::text
      from (select b.id, b.key, b.queue, b.identity::text as identity, b.state from helix.batch b
            where b.key >= p_from and b.key <= p_to order by b.key limit 1000) f
@@ -9329,14 +9429,26 @@ begin
      from (select x.name, x.key, x.state from helix.fence x where x.tenant = p_tenant and x.name = p_text
            order by x.tenant, x.name, x.life desc limit v_limit) f)
     union all
-    -- A key has the name of its fence in it; the duty that counts calls keeps up to a hundred names.
-    (select 'fence', f.name::text || ' ' || p_text, helix.key_text(f.key), null, f.state::text
-     from (select m.queue from helix.metric m
-           where m.name = 'helix_fence_calls_total' and m.tenant = p_tenant and m.label = 'new'
-           order by m.queue limit 200) m
+    -- A key is derived from the name of its fence: each name of the tenant is one step through the index.
+    (with recursive named (name, place) as (
+       (select x.name::text, 1 from helix.fence x where x.tenant = p_tenant order by x.tenant, x.name limit 1)
+       union all
+       select (select x.name::text from helix.fence x where x.tenant = p_tenant and x.name > n.name
+               order by x.tenant, x.name limit 1), n.place + 1
+       from named n where n.name is not null and n.place < 1000
+     )
+     select 'fence', f.name::text || ' ' || replace(p_text, chr(31), ' / '), helix.key_text(f.key), null, f.state::text
+     from named n
      cross join lateral (select x.name, x.key, x.state from helix.fence x
-                         where x.key = helix.derive_fence_key(p_tenant, m.queue, p_text) limit 1) f
+                         where x.key = helix.derive_fence_key(p_tenant, n.name, p_text) limit 1) f
+     where n.name is not null and octet_length(p_text) <= 4096
      limit v_limit)
+    union all
+    (select 'fence', f.name::text || ' ' || coalesce(replace(f.identity::text, chr(31), ' / '), ''),
+            helix.key_text(f.key), null, f.state::text
+     from (select x.key, x.name, x.identity, x.state, x.tenant from helix.fence x
+           where x.key >= p_from and x.key <= p_to order by x.key limit 1000) f
+     where f.tenant = p_tenant limit v_limit)
     union all
     (select 'queue', q.name, q.name, q.name, null
      from helix.queue q where q.tenant = p_tenant and q.name = p_text)
@@ -9444,6 +9556,27 @@ end
 $$;
 
 ALTER FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer) OWNER TO helix_reader;
+
+-- Name: read_worker_days_v1(text, text[]); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_worker_days_v1(p_tenant text, p_worker text[]) RETURNS TABLE(worker text, completed bigint, failed bigint)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+begin
+  perform helix.demand_parallel(cardinality(p_worker), helix.shape(p_worker));
+  return query
+    select d.worker, d.completed, d.failed from helix.worker_day d
+    where d.tenant = p_tenant and d.day = (clock_timestamp() at time zone 'UTC')::date
+      and d.worker = any (p_worker);
+end
+$$;
+
+ALTER FUNCTION helix.read_worker_days_v1(p_tenant text, p_worker text[]) OWNER TO helix_reader;
 
 -- Name: read_workers_v1(text, text, text, name, timestamp with time zone, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -10490,6 +10623,7 @@ begin
   delete from helix.work w where w.batch = any (p_batch);
   delete from helix.result r where r.batch = any (p_batch);
   delete from helix.refusal r where r.batch = any (p_batch);
+  delete from helix.difference d where d.batch = any (p_batch);
   perform helix.empty_fences(p_batch, true);
   -- The hash stays, so that the source is recognised.
   update helix.source s set kind = null, name = null, id = null, actor = null
@@ -10642,11 +10776,18 @@ CREATE FUNCTION helix.roll_up(p_from bigint, p_to bigint) RETURNS void
     SET jit TO 'off'
     AS $$
 begin
-  insert into helix.rollup as r (tenant, queue, seconds, at, submitted, repeated, completed, failed, cancelled,
-                                 lost, refused, pending, waits, runs)
   with seen as materialized (
-    select e.at, e.from_state, e.to_state, e.reason, e.queue, e.before from helix.entry e
+    select e.at, e.from_state, e.to_state, e.reason, e.queue, e.before, e.actor from helix.entry e
     where e.position >= p_from and e.position < p_to and e.batch is not null
+  ),
+  ended as (
+    insert into helix.worker_day as d (tenant, day, worker, completed, failed)
+    select q.tenant, (s.at at time zone 'UTC')::date, s.actor, count(*) filter (where s.reason = 'completed'),
+           count(*) filter (where s.reason = 'failed')
+    from seen s cross join lateral unnest(s.queue) as u (queue) join helix.queue q on q.id = u.queue
+    where s.reason in ('completed', 'failed') group by 1, 2, 3
+    on conflict (tenant, day, worker) do update
+    set completed = d.completed + excluded.completed, failed = d.failed + excluded.failed
   ),
   happened as (
     select u.queue, s.at,
@@ -10699,6 +10840,8 @@ begin
     cross join (values (60), (3600)) as s (seconds)
     group by q.tenant, n.queue, s.seconds, 4, c.name, c.is_wait, c.bucket
   )
+  insert into helix.rollup as r (tenant, queue, seconds, at, submitted, repeated, completed, failed, cancelled,
+                                 lost, refused, pending, waits, runs)
   select s.tenant, s.queue, s.seconds, s.at,
          coalesce(sum(s.number) filter (where s.name = 'submitted'), 0),
          coalesce(sum(s.number) filter (where s.name = 'repeated'), 0),
@@ -12424,6 +12567,32 @@ CREATE SEQUENCE helix.batch_id
 
 ALTER SEQUENCE helix.batch_id OWNER TO helix_owner;
 
+-- Name: check_run; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.check_run (
+    id bigint NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    seconds real NOT NULL,
+    actor helix.actor_name NOT NULL,
+    results helix.document NOT NULL
+);
+
+ALTER TABLE ONLY helix.check_run FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.check_run OWNER TO helix_owner;
+
+-- Name: check_run_id_seq; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.check_run ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME helix.check_run_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 -- Name: dead_letter_id_seq; Type: SEQUENCE; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.dead_letter ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
@@ -12459,6 +12628,33 @@ ALTER TABLE helix.decision OWNER TO helix_owner;
 
 ALTER TABLE helix.decision ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME helix.decision_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+-- Name: difference; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.difference (
+    id bigint NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    batch bigint NOT NULL,
+    queue integer NOT NULL,
+    actor text NOT NULL,
+    fingerprint helix.sha256 NOT NULL,
+    changes helix.document NOT NULL
+);
+
+ALTER TABLE ONLY helix.difference FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.difference OWNER TO helix_owner;
+
+-- Name: difference_id_seq; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.difference ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME helix.difference_id_seq
     START WITH 1
     INCREMENT BY 1
     NO MINVALUE
@@ -13309,6 +13505,21 @@ WITH (fillfactor='50');
 
 ALTER TABLE helix.waiter OWNER TO helix_owner;
 
+-- Name: worker_day; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.worker_day (
+    tenant text NOT NULL,
+    day date NOT NULL,
+    worker text NOT NULL,
+    completed bigint NOT NULL,
+    failed bigint NOT NULL
+)
+WITH (fillfactor='50');
+
+ALTER TABLE ONLY helix.worker_day FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.worker_day OWNER TO helix_owner;
+
 -- Name: reach; Type: TABLE; Schema: helix_migration; Owner: helix_owner
 
 CREATE TABLE helix_migration.reach (
@@ -13345,6 +13556,11 @@ ALTER TABLE ONLY helix.arrow
 ALTER TABLE ONLY helix.batch
     ADD CONSTRAINT batch_pkey PRIMARY KEY (id);
 
+-- Name: check_run check_run_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.check_run
+    ADD CONSTRAINT check_run_pkey PRIMARY KEY (id);
+
 -- Name: dead_letter dead_letter_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.dead_letter
@@ -13359,6 +13575,11 @@ ALTER TABLE ONLY helix.dead_letter
 
 ALTER TABLE ONLY helix.decision
     ADD CONSTRAINT decision_pkey PRIMARY KEY (id);
+
+-- Name: difference difference_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.difference
+    ADD CONSTRAINT difference_pkey PRIMARY KEY (id);
 
 -- Name: duty duty_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
@@ -13545,6 +13766,11 @@ ALTER TABLE ONLY helix.waiter
 ALTER TABLE ONLY helix.work
     ADD CONSTRAINT work_pkey PRIMARY KEY (batch);
 
+-- Name: worker_day worker_day_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.worker_day
+    ADD CONSTRAINT worker_day_pkey PRIMARY KEY (tenant, day, worker);
+
 -- Name: worker worker_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.worker
@@ -13579,6 +13805,14 @@ CREATE INDEX batch_run ON helix.batch USING btree (queue, run, created_at, id) W
 
 CREATE INDEX batch_tombstone ON helix.batch USING btree (id) WHERE (retired_at IS NOT NULL);
 
+-- Name: check_run_list; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX check_run_list ON helix.check_run USING btree (tenant, id);
+
+-- Name: dead_letter_action; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX dead_letter_action ON helix.dead_letter USING btree (tenant, closed_at, id) WHERE (status = ANY (ARRAY['redriven'::text, 'discarded'::text]));
+
 -- Name: dead_letter_batch; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX dead_letter_batch ON helix.dead_letter USING btree (batch) WHERE (batch IS NOT NULL);
@@ -13611,9 +13845,13 @@ CREATE INDEX decision_position ON helix.decision USING brin ("position") WITH (a
 
 CREATE INDEX decision_refused ON helix.decision USING btree (tenant, queue, id) WHERE (kind = 'refused'::text);
 
+-- Name: difference_batch; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX difference_batch ON helix.difference USING btree (batch);
+
 -- Name: entry_action; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX entry_action ON helix.entry USING btree (at, id, part) WHERE (reason = ANY (ARRAY['retried'::helix.reason, 'cancelled'::helix.reason, 'recovered'::helix.reason, 'lost'::helix.reason]));
+CREATE INDEX entry_action ON helix.entry USING btree (at, id, part) WHERE (reason = ANY (ARRAY['retried'::helix.reason, 'cancelled'::helix.reason, 'released'::helix.reason, 'recovered'::helix.reason, 'lost'::helix.reason]));
 
 -- Name: entry_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -13642,6 +13880,10 @@ CREATE INDEX fence_decision_position ON helix.fence_decision USING brin ("positi
 -- Name: fence_doubt; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX fence_doubt ON helix.fence USING btree (tenant, life) WHERE (state = 'IN_DOUBT'::helix.fence_state);
+
+-- Name: fence_event_action; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX fence_event_action ON helix.fence_event USING btree (tenant, at, life) WHERE (reason = ANY (ARRAY['resolved'::helix.fence_reason, 'corrected'::helix.fence_reason]));
 
 -- Name: fence_event_position; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -13737,6 +13979,12 @@ CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.batch FOR EACH
 
 ALTER TABLE helix.batch ENABLE ALWAYS TRIGGER a_guard;
 
+-- Name: check_run a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.check_run FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.check_run ENABLE ALWAYS TRIGGER a_guard;
+
 -- Name: dead_letter a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.dead_letter FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -13748,6 +13996,12 @@ ALTER TABLE helix.dead_letter ENABLE ALWAYS TRIGGER a_guard;
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.decision FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.decision ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: difference a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.difference FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.difference ENABLE ALWAYS TRIGGER a_guard;
 
 -- Name: duty a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -13947,6 +14201,12 @@ CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.worker FOR EAC
 
 ALTER TABLE helix.worker ENABLE ALWAYS TRIGGER a_guard;
 
+-- Name: worker_day a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.worker_day FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.worker_day ENABLE ALWAYS TRIGGER a_guard;
+
 -- Name: api_token a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.api_token FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -13965,6 +14225,12 @@ CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.batch FOR EACH STATEMEN
 
 ALTER TABLE helix.batch ENABLE ALWAYS TRIGGER a_guard_truncate;
 
+-- Name: check_run a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.check_run FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.check_run ENABLE ALWAYS TRIGGER a_guard_truncate;
+
 -- Name: dead_letter a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.dead_letter FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -13976,6 +14242,12 @@ ALTER TABLE helix.dead_letter ENABLE ALWAYS TRIGGER a_guard_truncate;
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.decision FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.decision ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: difference a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.difference FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.difference ENABLE ALWAYS TRIGGER a_guard_truncate;
 
 -- Name: duty a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -14175,6 +14447,12 @@ CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.worker FOR EACH STATEME
 
 ALTER TABLE helix.worker ENABLE ALWAYS TRIGGER a_guard_truncate;
 
+-- Name: worker_day a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.worker_day FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.worker_day ENABLE ALWAYS TRIGGER a_guard_truncate;
+
 -- Name: batch asked_once; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER asked_once AFTER DELETE OR UPDATE ON helix.batch FOR EACH ROW EXECUTE FUNCTION helix.check_asked();
@@ -14357,6 +14635,10 @@ ALTER TABLE helix.api_token ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.batch ENABLE ROW LEVEL SECURITY;
 
+-- Name: check_run; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.check_run ENABLE ROW LEVEL SECURITY;
+
 -- Name: dead_letter; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.dead_letter ENABLE ROW LEVEL SECURITY;
@@ -14364,6 +14646,10 @@ ALTER TABLE helix.dead_letter ENABLE ROW LEVEL SECURITY;
 -- Name: decision; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.decision ENABLE ROW LEVEL SECURITY;
+
+-- Name: difference; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.difference ENABLE ROW LEVEL SECURITY;
 
 -- Name: ended; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -14377,6 +14663,10 @@ CREATE POLICY engine ON helix.api_token TO helix_engine USING (((current_setting
 
 CREATE POLICY engine ON helix.batch TO helix_engine USING (true);
 
+-- Name: check_run engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.check_run TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
 -- Name: dead_letter engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine ON helix.dead_letter TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
@@ -14384,6 +14674,10 @@ CREATE POLICY engine ON helix.dead_letter TO helix_engine USING (((current_setti
 -- Name: decision engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine ON helix.decision TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: difference engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.difference TO helix_engine USING (true);
 
 -- Name: ended engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -14485,6 +14779,10 @@ CREATE POLICY engine ON helix.work TO helix_engine USING (true);
 
 CREATE POLICY engine ON helix.worker TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
+-- Name: worker_day engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.worker_day TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
 -- Name: entry; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.entry ENABLE ROW LEVEL SECURITY;
@@ -14557,6 +14855,10 @@ CREATE POLICY operator ON helix.api_token FOR SELECT TO helix_operator USING (tr
 
 CREATE POLICY operator ON helix.batch FOR SELECT TO helix_operator USING (true);
 
+-- Name: check_run operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.check_run FOR SELECT TO helix_operator USING (true);
+
 -- Name: dead_letter operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.dead_letter FOR SELECT TO helix_operator USING (true);
@@ -14564,6 +14866,10 @@ CREATE POLICY operator ON helix.dead_letter FOR SELECT TO helix_operator USING (
 -- Name: decision operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.decision FOR SELECT TO helix_operator USING (true);
+
+-- Name: difference operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.difference FOR SELECT TO helix_operator USING (true);
 
 -- Name: ended operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -14665,6 +14971,10 @@ CREATE POLICY operator ON helix.work FOR SELECT TO helix_operator USING (true);
 
 CREATE POLICY operator ON helix.worker FOR SELECT TO helix_operator USING (true);
 
+-- Name: worker_day operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.worker_day FOR SELECT TO helix_operator USING (true);
+
 -- Name: role_tenant operators_bind; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operators_bind ON helix.role_tenant TO helix_engine USING (pg_has_role(SESSION_USER, 'helix_operator'::name, 'member'::text));
@@ -14685,6 +14995,10 @@ CREATE POLICY reader ON helix.api_token FOR SELECT TO helix_reader USING (COALES
 
 CREATE POLICY reader ON helix.batch FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
 
+-- Name: check_run reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.check_run FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
 -- Name: dead_letter reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY reader ON helix.dead_letter FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
@@ -14692,6 +15006,10 @@ CREATE POLICY reader ON helix.dead_letter FOR SELECT TO helix_reader USING (COAL
 -- Name: decision reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY reader ON helix.decision FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
+-- Name: difference reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.difference FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
 
 -- Name: ended reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -14795,6 +15113,10 @@ CREATE POLICY reader ON helix.work FOR SELECT TO helix_reader USING (COALESCE((q
 
 CREATE POLICY reader ON helix.worker FOR SELECT TO helix_reader USING (COALESCE((tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
 
+-- Name: worker_day reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.worker_day FOR SELECT TO helix_reader USING (COALESCE((tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
 -- Name: refusal; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.refusal ENABLE ROW LEVEL SECURITY;
@@ -14834,6 +15156,10 @@ ALTER TABLE helix.work ENABLE ROW LEVEL SECURITY;
 -- Name: worker; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.worker ENABLE ROW LEVEL SECURITY;
+
+-- Name: worker_day; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.worker_day ENABLE ROW LEVEL SECURITY;
 
 -- Name: SCHEMA helix; Type: ACL; Schema: -; Owner: helix_owner
 
@@ -15991,6 +16317,12 @@ REVOKE ALL ON FUNCTION helix.next_epoch(p_timeline text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.next_fence_number() FROM PUBLIC;
 
+-- Name: FUNCTION note_check_v1(p_tenant text, p_actor text, p_seconds double precision, p_results text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.note_check_v1(p_tenant text, p_actor text, p_seconds double precision, p_results text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.note_check_v1(p_tenant text, p_actor text, p_seconds double precision, p_results text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.note_check_v1(p_tenant text, p_actor text, p_seconds double precision, p_results text) TO helix_operate;
+
 -- Name: FUNCTION note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) FROM PUBLIC;
@@ -16018,6 +16350,10 @@ REVOKE ALL ON FUNCTION helix.overdue_after(p_seconds real) FROM PUBLIC;
 -- Name: FUNCTION owned(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.owned(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION payload_changes(p_stored text, p_received text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.payload_changes(p_stored text, p_received text) FROM PUBLIC;
 
 -- Name: FUNCTION payload_prefix(p_bytes integer[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16200,6 +16536,12 @@ REVOKE ALL ON FUNCTION helix.read_check_records() FROM PUBLIC;
 -- Name: FUNCTION read_check_results(); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_check_results() FROM PUBLIC;
+
+-- Name: FUNCTION read_check_runs_v1(p_tenant text, p_before bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_check_runs_v1(p_tenant text, p_before bigint, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_check_runs_v1(p_tenant text, p_before bigint, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_check_runs_v1(p_tenant text, p_before bigint, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_check_settings(); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -16558,6 +16900,12 @@ GRANT ALL ON FUNCTION helix.read_tokens_v1(p_tenant text, p_name text, p_after_t
 REVOKE ALL ON FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer) TO helix_read;
+
+-- Name: FUNCTION read_worker_days_v1(p_tenant text, p_worker text[]); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_worker_days_v1(p_tenant text, p_worker text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_worker_days_v1(p_tenant text, p_worker text[]) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_worker_days_v1(p_tenant text, p_worker text[]) TO helix_read;
 
 -- Name: FUNCTION read_workers_v1(p_tenant text, p_after_tenant text, p_after_name text, p_after_role name, p_since timestamp with time zone, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -17032,6 +17380,16 @@ GRANT ALL ON SEQUENCE helix.batch_id TO helix_engine;
 GRANT SELECT ON SEQUENCE helix.batch_id TO helix_reader;
 GRANT SELECT ON SEQUENCE helix.batch_id TO helix_operator;
 
+-- Name: TABLE check_run; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.check_run TO helix_engine;
+GRANT SELECT ON TABLE helix.check_run TO helix_reader;
+GRANT SELECT ON TABLE helix.check_run TO helix_operator;
+
+-- Name: SEQUENCE check_run_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.check_run_id_seq TO helix_engine;
+
 -- Name: SEQUENCE dead_letter_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT ALL ON SEQUENCE helix.dead_letter_id_seq TO helix_engine;
@@ -17045,6 +17403,16 @@ GRANT SELECT ON TABLE helix.decision TO helix_operator;
 -- Name: SEQUENCE decision_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT ALL ON SEQUENCE helix.decision_id_seq TO helix_engine;
+
+-- Name: TABLE difference; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.difference TO helix_engine;
+GRANT SELECT ON TABLE helix.difference TO helix_reader;
+GRANT SELECT ON TABLE helix.difference TO helix_operator;
+
+-- Name: SEQUENCE difference_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.difference_id_seq TO helix_engine;
 
 -- Name: TABLE duty; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -17438,6 +17806,12 @@ GRANT ALL ON SEQUENCE helix.tenant_turn_9 TO helix_engine;
 -- Name: TABLE waiter; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.waiter TO helix_engine;
+
+-- Name: TABLE worker_day; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.worker_day TO helix_engine;
+GRANT SELECT ON TABLE helix.worker_day TO helix_reader;
+GRANT SELECT ON TABLE helix.worker_day TO helix_operator;
 
 -- Name: TABLE reach; Type: ACL; Schema: helix_migration; Owner: helix_owner
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helixqueue.engine import calls, fences, letters, tokens
+from helixqueue.engine import calls, check_runs, fences, letters, tokens
 from helixqueue.identity import derive_key
 from helixqueue.records.letter import NewLetter
 from tests.support.fence_caller import FenceCaller
@@ -60,6 +60,7 @@ def loot(database):
         lease = lease_refs([running])[0]
         b.rows_as_client("select helix.hello_v1(%s)", f"{WORD}-worker")
         b.decide("cancel", ids[-1], reason=WORD)
+        b.run(check_runs.note_check(tenant="b", actor=WORD, seconds=1, results=[]))
         b.run(calls.note_refused(tenant="b", queue=QUEUE, refused=[(b"x", WORD)]))
         message = NewLetter(f"{WORD}-1", "json", WORD, WORD.encode(), len(WORD), b"d" * 32)
         write = letters.write_letters(tenant="b", kind="redis", name=WORD, letters=[message])
@@ -179,6 +180,7 @@ CASES = {
         "helix.read_letter_v1(%(letter)s)",
         "helix.read_letter_v1(%(letter)s, true)",
     ],
+    "read_check_runs_v1": ["helix.read_check_runs_v1('b')"],
     "read_intakes_v1": ["helix.read_intakes_v1('b')", "helix.read_intakes_v1(null)"],
     "read_identities_v1": ["helix.read_identities_v1('b', %(queue)s)"],
 }
@@ -193,6 +195,7 @@ WORDLESS = {
     "read_proof_v1",
     "read_rollup_v1",
     "read_tenants_v1",
+    "read_worker_days_v1",
     "tenant_key_v1",
 }
 

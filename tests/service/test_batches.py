@@ -37,6 +37,29 @@ def test_another_payload_is_a_conflict_with_a_diff(site, http, lab):
     assert change == {"op": "replace", "path": "/reads"}
 
 
+def test_conflicts_keep_what_differs_for_tokens_that_see_payloads(site, http, lab):
+    stored = {"reads": 1, "lane": {"tile": 4}, "gone": None}
+    receipt = submit(http, lab, payload=stored).json()["receipt"]
+    path = f"/v1/batches/{receipt['batch_id']}"
+    for _ in range(2):
+        submit(http, lab, payload={"reads": 2, "lane": {"tile": 4}, "added": "x" * 300})
+    with site.client("read") as blind:
+        [hidden] = blind.get(path).json()["differences"]
+    [row] = http.get(path).json()["differences"]
+    assert (hidden["changes"], hidden["actor"]) == (None, row["actor"])
+    assert row["changes"] == [
+        {"name": "added", "stored": None, "received": '"' + "x" * 199},
+        {"name": "gone", "stored": "null", "received": None},
+        {"name": "reads", "stored": "1", "received": "2"},
+    ]
+    for other in (7, [1], "text", None, 2.5, True):
+        submit(http, lab, payload=other)
+    rows = http.get(path).json()["differences"]
+    assert len(rows) == 5, "a client that repeats a conflict adds a bounded number of rows"
+    whole = {"name": None, "stored": '{"gone":null,"lane":{"tile":4},"reads":1}', "received": "7"}
+    assert rows[1]["changes"] == [whole]
+
+
 @pytest.mark.parametrize(
     ("identity", "problem"), [("a\u200bb", "invalid-identity"), (None, "invalid-identity")]
 )

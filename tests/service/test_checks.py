@@ -12,6 +12,7 @@ import pytest
 
 from helixqueue.cli.exits import Exit
 from helixqueue.engine import service_calls
+from helixqueue.engine.check_runs import note_check
 from helixqueue.errors import Unavailable
 from helixqueue.operate.check import TIMED_OUT, invariants
 from helixqueue.service.service import Service
@@ -213,3 +214,29 @@ def test_close_continues_when_a_part_fails_to_close(database, monkeypatch):
             await service.sessions.run_without_tenant(service_calls.read_schema_revision())
 
     asyncio.run(end())
+
+
+def test_run_of_all_invariants_is_recorded_with_its_findings(busy):
+    with busy.client(tenant="b", name="auditor") as http:
+        found = http.get("/v1/check").json()["results"]
+        http.get("/v1/check", params={"invariant": "hash_broken"})
+        run, *before = http.get("/v1/checks").json()["rows"]
+        after = run["number"]
+        http.get("/v1/check")
+        assert [row["number"] for row in http.get("/v1/checks").json()["rows"]][1:] == [
+            after, *(row["number"] for row in before),
+        ], "a check of one invariant is no run"  # fmt: skip
+    names = ("name", "count", "witnesses", "skipped")
+    assert run["results"] == [{name: row[name] for name in names} for row in found]
+    assert run["actor"].startswith("auditor")
+    assert run["seconds"] > 0
+
+
+def test_newest_hundred_runs_of_a_tenant_are_kept(database):
+    with Lab(database) as lab:
+        for tenant, count in (("b", 1), ("a", 103)):
+            for number in range(count):
+                lab.run(note_check(tenant=tenant, actor=f"ann-{number}", seconds=1.0, results=[]))
+        runs = lab.rows("select actor from helix.check_run where tenant = 'a' order by id")
+        assert [actor for (actor,) in runs] == [f"ann-{number}" for number in range(3, 103)]
+        assert lab.value("select count(*) from helix.check_run where tenant = 'b'") >= 1

@@ -19,6 +19,7 @@ from helixqueue.fence import operations as fences
 from helixqueue.operations import (
     batch_actions,
     batch_reads,
+    checks,
     duties,
     feeds,
     identities,
@@ -57,6 +58,7 @@ OPERATIONS = {
         letters,
         intakes,
         duties,
+        checks,
         tokens,
         ledgers,
         feeds,
@@ -106,6 +108,7 @@ TABLE = {
     "list_identities": Case("read", 200),
     "list_intakes": Case("read", 200),
     "list_duties": Case("read", 200),
+    "list_checks": Case("read", 200),
     "list_findings": Case("read", 200),
     "list_letters": Case("read", 200),
     "show_letter": Case("read", 404),

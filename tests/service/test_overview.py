@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
+from contextlib import suppress
 from datetime import UTC, datetime
 
-from helixqueue.engine import reads
+from helixqueue import HelixQueue
+from helixqueue.client.backend import backend_of
+from helixqueue.engine import fences, reads
 from tests.support.duties import run_duty
-from tests.support.lab import completion, wait_until
+from tests.support.lab import POOLED, completion, failure, wait_until
 from tests.support.letters import write_letters
 
 
@@ -120,6 +123,39 @@ def test_activity_names_person_action_and_reason(http, lab):
     assert [item["at"] for item in rows] == sorted((item["at"] for item in rows), reverse=True)
 
 
+def test_activity_names_releases_of_people_and_decisions_about_fences_and_letters(
+    http, lab, database
+):
+    [row] = lab.submit("S-1")
+    path = f"/v1/batches/{row.receipt.batch_id}"
+    [lease] = lab.claim(1)
+    assert [answer.answer for answer in lab.release(lease, detail="drained")] == ["ok"]
+    [lease] = lab.claim(1)
+    http.post(f"{path}/release", json={"reason": "the node is gone"})
+    first, second = write_letters(lab, "1-1", "2-1")
+    http.post(f"/v1/letters/{first}/discard", json={"reason": "a test tube"})
+    body = {"reason": "read again", "identity": f"again-{lab.q}"}
+    http.post(f"/v1/letters/{second}/redrive", json=body).raise_for_status()
+    fence = doubtful(database, lab.q, "order-7")
+    decision = {"reason": "asked the bank", "applied": False, "version": fence.version}
+    http.post(f"/v1/fences/{fence.fence}/resolve", json=decision).raise_for_status()
+    rows = http.get("/v1/activity", params={"limit": 5}).json()["rows"]
+    assert [(item["action"], item["key"], item["detail"]) for item in rows[:4]] == [
+        ("resolved", fence.fence, "asked the bank"), ("redriven", str(second), "read again"),
+        ("discarded", str(first), "a test tube"), ("released", None, "the node is gone"),
+    ]  # fmt: skip
+    assert "drained" not in {item["detail"] for item in rows}, "a worker is no person"
+
+
+def doubtful(database, name, key):
+    """A fence whose effect began and was not recorded."""
+    with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
+        with suppress(TimeoutError), helix.fence(name, key=key):
+            raise TimeoutError("the bank did not answer")
+        [row] = backend_of(helix).run(fences.list_fences(name=name)).rows
+    return row
+
+
 def test_pages_of_activity_have_each_action_once(http, lab):
     for place in range(5):
         verb = "pause" if place % 2 else "resume"
@@ -155,6 +191,29 @@ def test_search_finds_worker_fence_queue_and_letter(http, lab):
     assert find(http, f"gpu-{lab.q}") == [("worker", f"gpu-{lab.q}")]
     assert find(http, lab.q) == [("queue", lab.q)]
     assert ("letter", str(letter)) in find(http, str(letter))
+
+
+def test_search_finds_a_fence_by_name_by_any_spelling_of_its_key_and_by_its_id(
+    http, lab, database, site
+):
+    fence = doubtful(database, lab.q, ("Sjö", "7"))
+    known = ("fence", f"{lab.q} Sjö / 7")
+    for text in (
+        "Sjö / 7",
+        unicodedata.normalize("NFD", "Sjö / 7"),
+        fence.fence,
+        fence.fence[3:12],
+    ):
+        assert known in find(http, text), text
+    assert [kind for kind, _ in find(http, lab.q)] == ["fence", "queue"]
+    with site.client(tenant="b") as other:
+        assert find(other, fence.fence) == find(other, "Sjö / 7") == []
+
+
+def test_search_finds_a_sample_of_several_parts_as_pages_show_it(http, lab):
+    [row] = lab.submit(("PRJ-1", "S-7"))
+    assert find(http, "PRJ-1 / S-7") == [("batch", "PRJ-1 / S-7")]
+    assert find(http, str(row.receipt.batch_id)[:8]) == [("batch", "PRJ-1 / S-7")]
 
 
 def test_token_of_another_tenant_sees_nothing(site, lab):
@@ -230,3 +289,19 @@ def test_waiting_batch_says_why_no_worker_has_it(http, lab):
     http.post(f"/v1/queues/{lab.q}/pause", json={"reason": "flow cell exchange"})
     assert wait_until(lambda: why(http, lab)["plain"] != "waits for its turn") is True
     assert http.get("/v1/queues/nobody/waiting").status_code == 404
+
+
+def test_worker_shows_what_it_ended_today(site, http, lab):
+    worker = f"gpu-{lab.q}"
+    say_hello(http, worker, [lab.q])
+    lab.queue(backoff_seconds=0)
+    lab.submit("S-1", "S-2", "S-3")
+    done, also_done, broken = lab.claim(3, worker=worker)
+    lab.settle(completion(done), completion(also_done), failure(broken), worker=worker)
+    assert run_duty(lab, "metrics") is None
+    shown = http.get(f"/v1/workers/{worker}").json()
+    assert (shown["completed_today"], shown["failed_today"]) == (2, 1)
+    with site.client(tenant="b") as other:
+        say_hello(other, worker, [])
+        shown = other.get(f"/v1/workers/{worker}").json()
+    assert (shown["completed_today"], shown["failed_today"]) == (0, 0)

@@ -15,8 +15,10 @@ from helixqueue import HelixQueue
 from helixqueue.client.backend import backend_of
 from helixqueue.engine import duties, letters
 from helixqueue.engine import fences as fence_calls
+from helixqueue.engine.check_runs import note_check
 from helixqueue.fence.ed25519 import Ed25519Signer
 from helixqueue.fence.key_file import SigningKey
+from helixqueue.records.check import CheckOutcome
 from helixqueue.service.openapi.examples import RECORDED
 from tests.support.duties import make_all_due
 from tests.support.lab import POOLED, Lab, time_control
@@ -32,6 +34,10 @@ RULES = {
     "initial": ["REQUESTED"],
     "ignore": ["/trace_id"],
 }
+CHECKED = [
+    CheckOutcome("hash_broken", 0, (), None),
+    CheckOutcome("pending_stalled", 1, ({"queue": "basecall", "detail": "since 08:00"},), None),
+]
 DRONE = {"entity": "drone-7", "payload": {"pad": "north"}, "node": "alp-1"}
 
 
@@ -232,6 +238,8 @@ def record_service(record, lab):
     for name in ("live", "ready", "list_keys", "replay", "metrics"):
         record(name)
     record("check", invariant=["hash_broken"])
+    lab.run(note_check(tenant="lab", actor="ann", seconds=0.4, results=CHECKED))
+    record("list_checks", limit=2)
     record("seal")
     document = record("document")
     document["paths"] = {}

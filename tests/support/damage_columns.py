@@ -41,7 +41,12 @@ UNSEEN = {
     "figures for plots; the ledger has every step that they count": (
         "rollup.tenant rollup.queue rollup.at rollup.submitted rollup.repeated "
         "rollup.completed rollup.failed rollup.cancelled rollup.lost rollup.refused "
-        "rollup.pending rollup.waits rollup.runs"
+        "rollup.pending rollup.waits rollup.runs worker_day.tenant worker_day.day "
+        "worker_day.worker worker_day.completed worker_day.failed"
+    ),
+    "how a refused payload differed; the decision and the stored payload are the record": (
+        "difference.at difference.batch difference.queue difference.actor difference.fingerprint "
+        "difference.changes"
     ),
     "a claim call that was answered; only one of a live lease matters, and that is found": (
         "request.id request.number request.due request.at request.unsettled request.worker"
@@ -63,6 +68,7 @@ _EDITS = {
     "boolean": "not {}",
     "timestamptz": "case when isfinite({0}) then {0} + interval '1000 days' else now() end",
     "interval": "{} + interval '1000 days'",
+    "date": "{} + 1000",
     "text": "{} || 'x'",
     "name": "{} || 'x'",
     # A key has a byte for its version before the hash.
@@ -75,6 +81,7 @@ _VALUES = {
     "boolean": "true",
     "timestamptz": "now()",
     "interval": "interval '1 s'",
+    "date": "current_date",
     "text": "'x'",
     "bytea": "sha256('x')",
     "json": "'{}'",

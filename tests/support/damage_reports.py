@@ -56,6 +56,11 @@ REPORTS = {
         """insert into helix.stream_group (tenant, stream, group_name, first_at, looked_at, figures)
            values ('a', 'forged', 'g', now(), now(), '{}')""",
     ),
+    "a run of the check was invented": (
+        MISSED | {"what a check said; it can be run again"},
+        """insert into helix.check_run (tenant, seconds, actor, results)
+           values ('a', 1, 'forged', '[]')""",
+    ),
     "figures of a minute were edited": (
         MISSED | {"figures for plots; the ledger has every step that they count"},
         """insert into helix.rollup (tenant, queue, seconds, at, submitted, repeated, completed,

@@ -74,6 +74,7 @@ def batches_of_b(b, op):
     submit(1, queue="shared")
     submit(2, queue="shared", payload=f'{{"other":"{WORD}"}}')
     b.call("note_refused_v1", tenant="b", queue="shared", actor=WORD, raw=[b"x"], why=[WORD])
+    b.call("note_check_v1", tenant="b", actor=WORD, seconds=1.0, results="[]")
 
     def work(count, **options):
         return b.claim(count, worker=f"{WORD}-worker", queue="shared", **options)
@@ -246,6 +247,8 @@ READS = {
         }
         for text in ("shared", f"{WORD}-name", WORD)
     ],
+    "read_worker_days_v1": lambda _: [{"tenant": "b", "worker": [f"{WORD}-worker"]}],
+    "read_check_runs_v1": lambda _: [{"tenant": "b"}],
     "read_intakes_v1": lambda _: [{"tenant": None}, {"tenant": "b"}],
     "read_chains_v1": lambda _: [{"after": 0, "limit": 1000}],
     "read_batch_states_v1": lambda _: [{"after": 0, "limit": 1000}],
@@ -294,6 +297,7 @@ CASES = {
         "tenant": "b", "queue": "shared", "actor": "eve", "profile": "text-v1",
         "identity": [f"{WORD}-1", f"{WORD}-2", "new"], "payload": ["{}", "{}", "{}"],
     },
+    "note_check_v1": lambda _: {"tenant": "b", "actor": "eve", "seconds": 1.0, "results": "[]"},
     "note_refused_v1": lambda _: {
         "tenant": "b", "queue": "shared", "actor": "eve", "raw": [b"x"], "why": ["x"],
     },

@@ -135,6 +135,27 @@ def test_up_reports_the_restart_of_a_killed_server(tmp_path, prepared):
         assert (ended, output) == (Exit.OK, "stopping; all data is kept\n")
 
 
+def test_up_prints_its_link_first_and_opens_it_in_a_browser(tmp_path, prepared, monkeypatch):
+    copy_data(prepared, tmp_path)
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}.part && mv {opened}.part {opened}\n')
+    browser.chmod(0o700)
+    monkeypatch.setenv("BROWSER", str(browser))
+    process = started(tmp_path, "--port", "0", "--open")
+    try:
+        lines = [process.stdout.readline() for _ in range(3)]
+        link = lines[2].strip()
+        assert lines[:2] == ["\n", "Open the dashboard, once and within 15 minutes:\n"]
+        wait_until(opened.exists)
+        assert opened.read_text().strip() == link
+        page = httpx.get(link, verify=TLS)
+        assert (page.status_code, "Open the dashboard" in page.text) == (200, True)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+
 def catches_interrupts(pid):
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return bool(int(re.search(r"SigCgt:\s+(\w+)", status)[1], 16) & 1 << (signal.SIGINT - 1))

@@ -8,7 +8,6 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from helixqueue.dashboard import session
-from helixqueue.dashboard.last_checks import LastChecks
 from helixqueue.dashboard.live import LivePages
 from helixqueue.dashboard.navigation import Navigation
 from helixqueue.dashboard.page import PageRequest, PageRoute, page_routes
@@ -60,7 +59,6 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     dashboard = Dashboard()
     app = service_app.create_app(settings, dashboard)
     app.state.navigation = Navigation()
-    app.state.last_checks = LastChecks()
     app.state.live = LivePages(dashboard.routes)
     return app
 

@@ -32,7 +32,6 @@ from helixqueue.service.routing import operation as requirements
 from helixqueue.service.service import Service
 
 if TYPE_CHECKING:
-    from helixqueue.dashboard.last_checks import LastCheck, LastChecks
     from helixqueue.dashboard.navigation import Navigation
     from helixqueue.fence.http.asgi import Receive, Scope, Send
 
@@ -94,11 +93,6 @@ class PageRequest:
     def person(self) -> Principal | None:
         """Who is signed in; None on the page for signing in."""
         return self.scope.get(PRINCIPAL_KEY)
-
-    @property
-    def last_check(self) -> LastCheck | None:
-        checks: LastChecks = self.request.app.state.last_checks
-        return checks.of(self.principal.tenant)
 
     @property
     def form(self) -> dict[str, str]:

@@ -39,6 +39,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
+    jinja.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
     jinja.filters |= {
         "count": count,
         "duration": seconds,

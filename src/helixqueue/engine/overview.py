@@ -6,13 +6,17 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
+from unicodedata import normalize
 
+from helixqueue.engine.arrays import texts
 from helixqueue.engine.calls import identity_parts
 from helixqueue.engine.cursors import demand_page
 from helixqueue.errors import Refused
+from helixqueue.identity import PART_SEPARATOR
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.overview import (
+    PARTS_SHOWN,
     Activity,
     LateWrite,
     Match,
@@ -74,6 +78,12 @@ def time_series(
         return TimeSeries(queue, period, start, end, step, kept_at, total, points)
 
     return Call(_SQL["rollup"], args, read)
+
+
+def worker_days(*, tenant: str, workers: Sequence[str]) -> Call[dict[str, tuple[int, int]]]:
+    """Read how many batches some workers completed today, and how many attempts failed."""
+    args = {"tenant": tenant, "workers": texts(workers)}
+    return Call(_SQL["worker_days"], args, lambda rows: {row[0]: (row[1], row[2]) for row in rows})
 
 
 def overview(*, tenant: str, limit: int = 50) -> Call[Overview]:
@@ -183,7 +193,7 @@ def matches(*, tenant: str, text: str, limit: int = 10) -> Call[list[Match]]:
     is_number = text.isascii() and text.isdecimal() and len(text) <= 18
     args = {
         "tenant": tenant,
-        "text": text,
+        "text": normalize("NFC", text.replace(PARTS_SHOWN, PART_SEPARATOR)),
         "from": bytes.fromhex("01" + known.ljust(64, "0")) if is_id else None,
         "to": bytes.fromhex("01" + known.ljust(64, "f")) if is_id else None,
         "letter": int(text) if is_number else None,

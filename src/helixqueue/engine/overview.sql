@@ -8,6 +8,11 @@ select r.kept_at, r.backlog, r.at, r.submitted, r.repeated, r.completed, r.faile
 from helix.read_rollup_v1(%(tenant)s::text, %(queue)s::text, %(seconds)s::int, %(since)s::timestamptz,
                           %(until)s::timestamptz) r;
 
+-- name: worker_days
+-- What some workers ended today.
+select d.worker, d.completed, d.failed
+from helix.read_worker_days_v1(%(tenant)s::text, %(workers)s::text[]) d;
+
 -- name: overview
 -- One row: the state of a tenant.
 select o.now, o.kept_at, o.queues::text, o.hour::text, o.today::text, o.known_queues, o.workers::text, o.in_doubt,
@@ -23,7 +28,8 @@ from helix.read_refusals_v1(%(tenant)s::text, %(queue)s::text, %(at)s::timestamp
 
 -- name: activity
 -- A page of what people did; the first two columns are where the scan stopped.
-select a.edge_at, a.edge_id, a.at, a.id, a.actor, a.action, a.subject, a.queue, a.batches, a.public_id, a.detail
+select a.edge_at, a.edge_id, a.at, a.id, a.actor, a.action, a.subject, a.queue, a.batches, a.public_id, a.detail,
+       a.key
 from helix.read_activity_v1(%(tenant)s::text, %(at)s::timestamptz, %(id)s::bigint, %(look)s::int,
                             %(limit)s::int) a;
 

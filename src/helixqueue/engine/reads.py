@@ -29,7 +29,9 @@ from helixqueue.records.batch import (
     BatchDetail,
     BatchRow,
     DecisionRow,
+    DifferenceRow,
     EventRow,
+    MemberChange,
     OutcomeRow,
     RefusalRow,
     SourceRow,
@@ -184,6 +186,14 @@ def _read_detail(row: Row) -> BatchDetail:
             "refusals": tuple(_read_refusal(refusal) for refusal in _rows(values["refusals"])),
             "decisions": tuple(
                 DecisionRow(_time(at), *rest) for at, *rest in _rows(values["decisions"])
+            ),
+            "differences": tuple(
+                DifferenceRow(
+                    _time(at),
+                    actor,
+                    None if changes is None else tuple(MemberChange(*item) for item in changes),
+                )
+                for at, actor, changes in _rows(values["differences"])
             ),
             "sources": tuple(
                 SourceRow(kind, name, source, decision, times, _time(first), _time(last), actor)

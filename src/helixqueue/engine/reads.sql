@@ -18,7 +18,7 @@ select b.public_id, b.key, b.fingerprint, b.tenant, b.queue, b.identity, b.raw, 
        b.priority, b.run_at, b.expires_at, b.limit_key, b.actor, b.created_at, b.state, b.place, b.version,
        b.attempt, b.worker, b.deadline, b.epoch, b.number, b.cause, b.due, b.finished_at, b.finished_by,
        b.failure, b.detail, b.retired_at, b.erased, b.payload, b.result, b.events::text, b.refusals::text,
-       b.decisions::text, b.sources::text
+       b.decisions::text, b.differences::text, b.sources::text
 from helix.read_batch_v1(%(ids)s::uuid[], '{}'::bytea[], %(payload)s::boolean, %(limit)s::int) b;
 
 -- name: outcomes

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 # One page of causes groups so many batches.
 GROUPED_MAX: Final = 10_000
 _DIGITS: Final = re.compile(r"\d+")
+Grouped = Annotated[
+    int, Param("Maximum number of batches to group.", least=1, most=GROUPED_MAX, metavar="N")
+]
 _TEXT_MAX: Final = 300
 
 
@@ -124,6 +127,7 @@ def without_details(batch: BatchDetail) -> BatchDetail:
         events=tuple(replace(event, detail=None) for event in batch.events),
         attempts=tuple(replace(attempt, detail=None) for attempt in batch.attempts),
         decisions=tuple(replace(decision, detail=None) for decision in batch.decisions),
+        differences=tuple(replace(row, changes=None) for row in batch.differences),
     )
 
 
@@ -220,18 +224,19 @@ def list_causes(
     since: Since | None = None,
     until: Until | None = None,
     after: Cursor | None = None,
+    limit: Grouped = GROUPED_MAX,
 ) -> Instructions[Page[FailureCause]]:
     """Group FAILED batches by failure class and message.
 
-    The newest 10,000 batches; `next` continues with those that failed before them. In the messages,
+    The newest `limit`; `next` continues with those that failed before them. In the messages,
     (identity) and N stand for identities and numbers. Messages need the scope payloads.
     """
     causes: dict[tuple[str, str, str, str], FailureCause] = {}
     read = 0
-    while read < GROUPED_MAX:
+    while read < limit:
         page = yield from list_batches(
             operations, queue=queue, state=State.FAILED, failure=failure, since=since, until=until,
-            after=after, limit=MAX_PAGE,
+            after=after, limit=min(MAX_PAGE, limit - read),
         )  # fmt: skip
         for row in page.rows:
             key = (row.tenant, row.queue, row.failure or "", _cause_text(row))

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "calls", "duties", "fences", "identities", "ledgers", "letters", "metrics", "overview", "reads",
-    "service_calls", "tokens",
+    "calls", "check_runs", "duties", "fences", "identities", "ledgers", "letters", "metrics",
+    "overview", "reads", "service_calls", "tokens",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from helixqueue.engine import (
         calls,
+        check_runs,
         duties,
         fences,
         identities,

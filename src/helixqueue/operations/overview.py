@@ -11,7 +11,7 @@ from helixqueue.operations import batch_reads, engine
 from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
 from helixqueue.records.batch import attempts_of
-from helixqueue.records.overview import Activity, LateWrite, Match, Overview
+from helixqueue.records.overview import PARTS_SHOWN, Activity, LateWrite, Match, Overview
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import Cursor, Limit, Param, QueueName, printable
 from helixqueue.records.series import Period, TimeSeries
@@ -105,8 +105,9 @@ def list_activity(
 ) -> Instructions[Page[Activity]]:
     """List what people and applications did, newest first.
 
-    Settings, erasures, retries, cancellations and recoveries of batches, and tokens. A page reads a
-    limited part of the ledger: it may be short or empty and still have a `next`.
+    Settings, erasures, retries, cancellations, releases and recoveries of batches, decisions about
+    fences and dead letters, and tokens. A page reads a limited part of the ledger: it may be short
+    or empty and still have a `next`.
     """
     return operations.ask(
         engine.overview.activity(tenant=operations.tenant, after=after, limit=limit)
@@ -123,15 +124,16 @@ def search(operations: Operations, *, text: Text) -> Instructions[Page[Match]]:
     found = yield from operations.ask(
         engine.overview.matches(tenant=operations.tenant, text=text, limit=MATCHES_MAX)
     )
+    parts = tuple(text.split(PARTS_SHOWN)) if PARTS_SHOWN in text else text
     try:
         call = engine.reads.batches(
-            tenant=operations.tenant or None, identity=text, limit=MATCHES_MAX
+            tenant=operations.tenant or None, identity=parts, limit=MATCHES_MAX
         )
     except InvalidIdentity:
         return Page(tuple(found), None)
     samples = yield from operations.ask(call)
     batches = [
-        Match("batch", "/".join(row.identity), str(row.batch_id), row.queue, row.state)
+        Match("batch", PARTS_SHOWN.join(row.identity), str(row.batch_id), row.queue, row.state)
         for row in samples.rows
     ]
     found = [match for match in found if match.id not in {batch.id for batch in batches}]

@@ -47,9 +47,20 @@ def list_workers(
             tenant=operations.tenant or None, since=since, after=after, limit=limit
         )
     )
-    if operations.token_hash is None:
-        return page
-    return replace(page, rows=tuple(replace(row, role=None) for row in page.rows))
+    rows = page.rows
+    if operations.token_hash is not None:
+        rows = tuple(replace(row, role=None) for row in rows)
+    if not operations.tenant or not rows:
+        return replace(page, rows=rows)
+    names = sorted({row.name for row in rows})
+    days = yield from operations.ask(
+        engine.overview.worker_days(tenant=operations.tenant, workers=names)
+    )
+    counted = []
+    for row in rows:
+        completed, failed = days.get(row.name, (0, 0))
+        counted.append(replace(row, completed_today=completed, failed_today=failed))
+    return replace(page, rows=tuple(counted))
 
 
 def without_batch_details(worker: WorkerDetail) -> WorkerDetail:

@@ -170,6 +170,24 @@ class DecisionRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberChange:
+    """A member of a payload that differs, as JSON texts of at most 200 characters."""
+
+    name: str | None  # None: the whole payload
+    stored: str | None  # None: there was none
+    received: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DifferenceRow:
+    """How the payload of a refused conflict differs from the stored one; the first 20 members."""
+
+    at: datetime
+    actor: str
+    changes: Annotated[tuple[MemberChange, ...] | None, Payload]
+
+
+@dataclass(frozen=True, slots=True)
 class SourceRow:
     """A delivery that asked for the batch, and the decision about its first arrival."""
 
@@ -224,6 +242,7 @@ class BatchDetail:
     attempts: tuple[AttemptRow, ...]
     refusals: tuple[RefusalRow, ...]
     decisions: tuple[DecisionRow, ...]
+    differences: tuple[DifferenceRow, ...]  # of its conflicts; at most five
     sources: tuple[SourceRow, ...]
     has_payload: bool  # whether `payload` is one; tells null from none
     has_result: bool

@@ -12,6 +12,7 @@ from helixqueue.records.parameter import Payload
 from helixqueue.records.series import Figures
 from helixqueue.states import State
 
+PARTS_SHOWN = " / "  # between the parts of an identity, for people
 Condition = Literal["stalled", "failures", "paused", "flowing", "idle", "closed"]
 Finding = Literal["batch", "worker", "fence", "letter", "queue"]
 
@@ -77,12 +78,16 @@ class Activity:
 
     at: datetime
     actor: str
-    action: Literal["set", "erased", "retried", "cancelled", "recovered", "created", "revoked"]
-    subject: str  # batch, queue, feed, token, ...
-    name: str | None  # of the queue, feed or token
+    action: Literal[
+        "set", "erased", "retried", "cancelled", "released", "recovered", "created", "revoked",
+        "resolved", "corrected", "redriven", "discarded",
+    ]  # fmt: skip
+    subject: str  # batch, queue, feed, token, fence, letter, ...
+    name: str | None  # of the queue, feed, token or fence, or of the letter's stream
     batches: int
     batch_id: UUID | None  # one of them
     detail: Annotated[str | None, Payload]  # the reason, or the settings as JSON
+    key: str | None = None  # of the fence, or number of the letter
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ class WorkerRow:
     last_seen: datetime
     ended_at: datetime | None
     leases: int
+    # Since midnight UTC, as the duty that keeps the figures last counted; None: not known here.
+    completed_today: int | None = None
+    failed_today: int | None = None  # attempts
 
     def serves(self, tenant: str) -> bool:
         return self.tenant in {tenant, "*"}
@@ -31,4 +34,4 @@ class WorkerRow:
 class WorkerDetail(WorkerRow):
     """A worker with the batches that it holds, newest first; the first 500."""
 
-    batches: tuple[BatchRow, ...]
+    batches: tuple[BatchRow, ...] = ()

@@ -7,18 +7,22 @@ Like every other transaction of the service, theirs begin with the token, which 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 
+from helixqueue.engine import check_runs
 from helixqueue.errors import Unavailable
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
 from helixqueue.operate.seal import make_seal
 from helixqueue.postgres import tenant_sessions
 from helixqueue.postgres.database import Database
+from helixqueue.records.check import CheckOutcome
 from helixqueue.service.tenant_limits import TenantLimits
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Two, so that one tenant cannot block all others.
 JOBS_MAX: Final = 2
+SKIPPED: Final = "needs the database owner: a token may not read the rows"
 
 
 class CheckJobs:
@@ -51,8 +56,9 @@ class CheckJobs:
     async def check(self, principal: Principal, only: Collection[str] | None) -> list[CheckResult]:
         """Check every invariant, or `only` these, on the rows of the token's tenant.
 
-        Invariants that did not finish in time are marked late.
+        Invariants that did not finish in time are marked late. A run of all is recorded.
         """
+        started_at = time.monotonic()
         seconds = self._settings.check_seconds
         job = partial(
             check,
@@ -61,7 +67,21 @@ class CheckJobs:
             enter=_assume_tenant(principal, seconds),
             progress=lambda _: self._require_open(),
         )
-        return await self._run_in_thread(principal.tenant, job)
+        results = [
+            replace(result, skipped=SKIPPED) if result.skipped and not result.late else result
+            for result in await self._run_in_thread(principal.tenant, job)
+        ]
+        if only is None:
+            found = [CheckOutcome(r.name, r.count, tuple(r.witnesses), r.skipped) for r in results]
+            await principal.execute(
+                check_runs.note_check(
+                    tenant=principal.tenant,
+                    actor=principal.grant.name,
+                    seconds=time.monotonic() - started_at,
+                    results=found,
+                )
+            )
+        return results
 
     async def replay(self, principal: Principal, *, after: int, limit: int) -> ReplayResult:
         """Replay a range of the tenant's batches; the next range starts after `stopped_at`."""

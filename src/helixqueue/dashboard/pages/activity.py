@@ -29,8 +29,7 @@ def reason_and_values(row: Activity) -> tuple[str, str]:
     settings = _settings(row)
     states = [name for name in ("paused", "closed") if settings.get(name) is True]
     values = [
-        f"{name.removesuffix('_seconds').replace('_', ' ')} {settings[name]:g}"
-        + (" s" if name.endswith("_seconds") else "")
+        f"{name.removesuffix('_seconds').replace('_', ' ')} {_value(name, settings[name])}"
         for name in SETTINGS
         if isinstance(settings.get(name), int | float)
     ]
@@ -38,6 +37,12 @@ def reason_and_values(row: Activity) -> tuple[str, str]:
     if not reason and not values:
         return row.detail or "", ""
     return reason, ", ".join([*states, *values])
+
+
+def _value(name: str, value: float) -> str:
+    if name.startswith("keep_") and not value:
+        return "forever"
+    return f"{value:g} s" if name.endswith("_seconds") else f"{value:g}"
 
 
 def _settings(row: Activity) -> dict[str, Any]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 routes = page_router()
 EXPORTED_MAX: Final = 100_000
 EXPORT_PAGE: Final = 500
+GROUPED: Final = 1_000  # failed batches whose causes are shown; the command line groups all
 COLUMNS: Final = (
     "batch_id", "key", "queue", "identity", "revision", "state", "attempt", "worker", "created_at",
     "finished_at", "finished_by", "failure", "detail",
@@ -72,6 +73,7 @@ async def batches(page: PageDep, filters: FiltersDep, after: After = None) -> Re
         tabs=TABS,
         queues=[row.name for row in queues.rows],
         causes=causes.rows,
+        more_causes=causes.next is not None,
     )
 
 
@@ -81,7 +83,7 @@ async def _causes(page: PageRequest, filters: Filters) -> Page[FailureCause]:
     if filters.get("state") is not State.FAILED or filters.keys() - wanted:
         return NO_CAUSES
     own = {name: value for name, value in filters.items() if name != "state"}
-    return await page.ask(batch_reads.list_causes, **own)
+    return await page.ask(batch_reads.list_causes, limit=GROUPED, **own)
 
 
 @view(routes, "/batches.csv", live=False)

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from starlette.responses import Response
 
 from helixqueue.dashboard.axis import Axis
-from helixqueue.dashboard.page import After, PageDep, page_router, view
+from helixqueue.dashboard.page import PAGE_ROWS, After, PageDep, page_router, view
 from helixqueue.operations import ledgers as operations
 from helixqueue.service.routing import QueueName as LedgerName
 
@@ -40,7 +40,9 @@ async def ledger(
         return await page.show("ledger.html", ledger=rules, entity=None)
     parts = entity.split(SEPARATOR)
     state = await page.ask(operations.show_entity, ledger=ledger, entity=parts)
-    events = await page.ask(operations.list_events, ledger=ledger, entity=parts, after=after)
+    events = await page.ask(
+        operations.list_events, ledger=ledger, entity=parts, after=after, limit=PAGE_ROWS
+    )
     return await page.show(
         "ledger.html",
         ledger=rules,
@@ -48,6 +50,7 @@ async def ledger(
         state=state,
         events=events,
         picture=draw_history(events.rows),
+        page_rows=PAGE_ROWS,
     )
 
 

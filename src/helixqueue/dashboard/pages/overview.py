@@ -10,6 +10,7 @@ from helixqueue.dashboard.page import PageDep, page_router, view
 from helixqueue.dashboard.plots import Series, plot
 from helixqueue.dashboard.timeline import mini
 from helixqueue.operations import overview as operations
+from helixqueue.operations.checks import list_checks
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -30,13 +31,14 @@ async def overview(page: PageDep) -> Response:
         return await page.show("first_steps.html")
     series = await page.ask(operations.show_series)
     late = await page.ask(operations.list_refusals, limit=LATE_WRITES)
+    checks = await page.ask(list_checks, limit=1)
     return await page.show(
         "overview.html",
         overview=found,
         series=series,
         throughput=throughput(series, height=190),
         late_writes=[(row, picture(row, page.now)) for row in late.rows],
-        checked=page.last_check,
+        checked=next(iter(checks.rows), None),
     )
 
 

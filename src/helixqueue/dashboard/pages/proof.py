@@ -1,20 +1,23 @@
-"""Proof: each invariant with its count and witnesses, run now; the key that signs seals."""
+"""Proof: each invariant with its count and witnesses, when it was checked and by whom; seals."""
 
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
+from fastapi import Query
 from starlette.responses import JSONResponse, Response
 
 from helixqueue.dashboard.page import HEADERS, PageDep, action, go_to, page_router, view
+from helixqueue.operate.check import CheckResult, invariants
+from helixqueue.operations.checks import list_checks
 from helixqueue.service.problems import Problem
 
 if TYPE_CHECKING:
-    from helixqueue.dashboard.last_checks import LastChecks
-    from helixqueue.operate.check import CheckResult
+    from helixqueue.records.check import CheckRun
 
 routes = page_router()
+RUNS: Final = 8
 PROMISES: Final = {
     "G1": "One batch", "G2": "One owner", "G3": "No silent change", "G4": "Replay",
     "G5": "Nothing lost", "G6": "Nothing stuck", "G7": "No silent mismatch",
@@ -23,12 +26,20 @@ PROMISES: Final = {
 
 
 @view(routes, "/proof")
-async def proof(page: PageDep) -> Response:
-    last = page.last_check
+async def proof(
+    page: PageDep, run: Annotated[int | None, Query(ge=1, lt=2**63)] = None
+) -> Response:
+    """The last recorded run, or another one of the last ones."""
+    runs = (await page.ask(list_checks, limit=RUNS)).rows
+    shown = next((row for row in runs if run in {None, row.number}), None)
+    results = [] if shown is None else described(shown)
     return await page.show(
         "proof.html",
-        last=last,
-        groups=[] if last is None else by_promise(last.results),
+        runs=runs,
+        shown=shown,
+        results=results,
+        found=[result for result in results if result.count],
+        groups=by_promise(results),
         keys=[key.public() for key in page.service.settings.keys],
         sealed=None if page.service.sealing is None else page.service.sealing.last,
         seal_to=page.service.settings.seal_to,
@@ -38,8 +49,7 @@ async def proof(page: PageDep) -> Response:
 
 @action(routes, "/proof/check")
 async def check(page: PageDep) -> Response:
-    checks: LastChecks = page.request.app.state.last_checks
-    await checks.run(page.service, page.principal)
+    await page.service.check_jobs.check(page.principal, None)
     return go_to("/proof")
 
 
@@ -53,6 +63,20 @@ async def seal(page: PageDep) -> Response:
     name = f"seal-{document['to_position']}.json"
     headers = HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'}
     return JSONResponse(document, headers=headers)
+
+
+def described(run: CheckRun) -> list[CheckResult]:
+    """What a run found, with what this release knows of each invariant."""
+    known = invariants()
+    found: list[CheckResult] = []
+    for row in run.results:
+        notes = known[row.name].notes if row.name in known else {}
+        promise, means, action = (notes.get(name, "") for name in ("promise", "means", "action"))
+        witnesses = list(row.witnesses)
+        found.append(
+            CheckResult(row.name, promise, row.count, means, action, witnesses, row.skipped)
+        )
+    return found
 
 
 def by_promise(results: list[CheckResult]) -> list[tuple[str, str, list[CheckResult]]]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 routes = page_router()
 SINCE: Final = timedelta(days=1)
 FINISHED_ROWS: Final = 20
+ORDER: Final = ("silent", "alive", "ended")
 WorkerName = Annotated[str, Path(max_length=255)]
 
 
@@ -32,7 +33,7 @@ WorkerName = Annotated[str, Path(max_length=255)]
 async def workers(page: PageDep, after: After = None, *, ended: bool = False) -> Response:
     since = None if ended else page.now - SINCE
     found = await page.ask(operations.list_workers, since=since, after=after, limit=200)
-    rows = sorted(found.rows, key=lambda row: (is_alive(row), row.name))
+    rows = sorted(found.rows, key=lambda row: (ORDER.index(row.status), row.name))
     return await page.show(
         "workers.html",
         lines=[(row, is_alive(row), squares(row)) for row in rows],

@@ -32,9 +32,9 @@ alter table helix.entry
 -- Readers of changes look at a range of transactions at a time. Entries arrive nearly in that order, so
 -- a summary per range of pages is enough and costs almost nothing to maintain.
 create index entry_age on helix.entry using brin (position, at) with (autosummarize = on);
--- What operators and applications did to batches, and lost leases, newest first.
+-- What operators and applications did to batches, releases and lost leases, newest first.
 create index entry_action on helix.entry (at, id, part)
-  where reason in ('retried', 'cancelled', 'recovered', 'lost');
+  where reason in ('retried', 'cancelled', 'released', 'recovered', 'lost');
 
 -- The chain's byte encoding, which never changes: the hashes of the distinct entries before (in the order of
 -- their ids and parts), the time as PostgreSQL sends it, nine header fields joined by `>` with the actor

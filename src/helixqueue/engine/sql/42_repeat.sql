@@ -1,3 +1,42 @@
+-- Where the payload of a refused conflict differs from the stored one: at most five different ones of a batch, for
+-- people who may see payloads. Erasing a batch deletes them; no seal covers them, the decision itself is kept.
+create table helix.difference (
+  id          bigint generated always as identity primary key,
+  at          timestamptz not null default clock_timestamp(),
+  batch       bigint not null,
+  queue       integer not null,
+  actor       text not null,
+  fingerprint helix.sha256 not null,   -- of the payload that was refused
+  changes     helix.document not null  -- see payload_changes
+);
+create index difference_batch on helix.difference (batch);
+do $$
+begin
+  perform helix.protect_table('helix.difference'::regclass, 'helix.guard'::regproc);
+end
+$$;
+
+-- The first twenty members that differ, as [name, stored text, received text], each cut to 200 characters; a
+-- missing member is null, and payloads that are no objects differ as a whole, without a name.
+create function helix.payload_changes(p_stored text, p_received text) returns text
+language plpgsql stable as $$
+declare
+  v_stored   jsonb := p_stored;
+  v_received jsonb := p_received;
+begin
+  if jsonb_typeof(v_stored) <> 'object' or jsonb_typeof(v_received) <> 'object' then
+    return jsonb_build_array(jsonb_build_array(null, left(p_stored, 200), left(p_received, 200)));
+  end if;
+  return (
+    select jsonb_agg(jsonb_build_array(left(d.key, 200), left(d.stored, 200), left(d.received, 200)) order by d.key)
+    from (select key, s.value::text as stored, r.value::text as received
+          from jsonb_each(v_stored) s full join jsonb_each(v_received) r using (key)
+          where s.value is distinct from r.value order by key limit 20) d);
+exception when others then
+  return null;  -- text that jsonb cannot hold, such as the character U+0000 or an enormous number
+end
+$$;
+
 -- Answers to submissions that made no batch, each kept as a decision: duplicate, conflict, or refused
 -- because there is no identity, its expiry has passed, or the queue is closed (p_why). A repeat of known
 -- work gets its receipt even if it has expired since or the queue was closed.
@@ -14,7 +53,7 @@ begin
   return query
     with repeated as materialized (
       select a.place::integer, b.key, b.id as batch, b.fingerprint, b.payload, b.priority, b.run_at,
-             b.expires_at, b.limit_key, b.class, b.state as retired_as,
+             b.expires_at, b.limit_key, b.class, b.state as retired_as, b.secret,
              case when b.key is null then 'refused'
                   when b.fingerprint = helix.fingerprint(s, p_payload[a.place]) then 'duplicate'
                   else 'conflict' end as decision,
@@ -37,6 +76,20 @@ begin
                or sum(coalesce(octet_length(r.payload::text), 0)) over by_decision <= 1024 * 1024) as is_compared
       from repeated r
       window by_decision as (partition by r.decision order by r.place)
+    ),
+    compared as (
+      insert into helix.difference (batch, queue, actor, fingerprint, changes)
+      select distinct on (b.id, r.fingerprint) b.id, b.queue, p_actor, r.fingerprint, r.changes::helix.document
+      -- Locked, so that a batch that is being erased keeps none.
+      from (select b.id, b.queue, k.place from known k join helix.batch b on b.id = k.batch
+            where k.is_compared and b.payload is not null for share of b) b
+      join known k on k.place = b.place
+      join helix.secret s on s.id = k.secret
+      cross join lateral (select helix.fingerprint(s, p_payload[k.place]) as fingerprint,
+                                 helix.payload_changes(k.payload::text, p_payload[k.place]) as changes) r
+      where r.changes is not null
+        and (select count(*) from helix.difference d where d.batch = b.id) < 5
+        and not exists (select from helix.difference d where d.batch = b.id and d.fingerprint = r.fingerprint)
     ),
     noted as (
       insert into helix.decision (tenant, queue, kind, batch, actor, detail)

@@ -60,6 +60,8 @@ create trigger hash_row before insert or update on helix.dead_letter
   for each row execute function helix.hash_letter();
 -- Lists by tenant, newest first.
 create index dead_letter_list on helix.dead_letter (tenant, id);
+-- What operators did with them, newest first.
+create index dead_letter_action on helix.dead_letter (tenant, closed_at, id) where status in ('redriven', 'discarded');
 create index dead_letter_batch on helix.dead_letter (batch) where batch is not null;
 create index dead_letter_until on helix.dead_letter (until) where body is not null and until is not null;
 

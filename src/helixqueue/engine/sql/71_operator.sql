@@ -234,6 +234,7 @@ begin
   )
   select array_agg(distinct e.id) into v_done from (
     select id from emptied union all select batch from unsaid) e;
+  delete from helix.difference d where d.batch = any (v_mine);
   perform helix.empty_fences(v_mine, p_identity);
   perform helix.link_fence(v_mine);
   perform helix.empty_letters(v_mine);

@@ -43,6 +43,7 @@ begin
   delete from helix.work w where w.batch = any (p_batch);
   delete from helix.result r where r.batch = any (p_batch);
   delete from helix.refusal r where r.batch = any (p_batch);
+  delete from helix.difference d where d.batch = any (p_batch);
   perform helix.empty_fences(p_batch, true);
   -- The hash stays, so that the source is recognised.
   update helix.source s set kind = null, name = null, id = null, actor = null

@@ -25,9 +25,20 @@ create table helix.rollup (
 -- For retention.
 create index rollup_age on helix.rollup (seconds, at);
 
+-- Batches that each worker ended per day (UTC), kept for two days.
+create table helix.worker_day (
+  tenant    text not null,
+  day       date not null,
+  worker    text not null,
+  completed bigint not null,
+  failed    bigint not null,            -- attempts
+  primary key (tenant, day, worker)
+) with (fillfactor = 50);
+
 do $$
 begin
   perform helix.protect_table('helix.rollup'::regclass, 'helix.guard'::regproc);
+  perform helix.protect_table('helix.worker_day'::regclass, 'helix.guard'::regproc);
 end
 $$;
 
@@ -64,11 +75,18 @@ language plpgsql
 set plan_cache_mode = force_custom_plan set enable_bitmapscan = on set enable_hashjoin = on
 set enable_sort = on set jit = off as $$
 begin
-  insert into helix.rollup as r (tenant, queue, seconds, at, submitted, repeated, completed, failed, cancelled,
-                                 lost, refused, pending, waits, runs)
   with seen as materialized (
-    select e.at, e.from_state, e.to_state, e.reason, e.queue, e.before from helix.entry e
+    select e.at, e.from_state, e.to_state, e.reason, e.queue, e.before, e.actor from helix.entry e
     where e.position >= p_from and e.position < p_to and e.batch is not null
+  ),
+  ended as (
+    insert into helix.worker_day as d (tenant, day, worker, completed, failed)
+    select q.tenant, (s.at at time zone 'UTC')::date, s.actor, count(*) filter (where s.reason = 'completed'),
+           count(*) filter (where s.reason = 'failed')
+    from seen s cross join lateral unnest(s.queue) as u (queue) join helix.queue q on q.id = u.queue
+    where s.reason in ('completed', 'failed') group by 1, 2, 3
+    on conflict (tenant, day, worker) do update
+    set completed = d.completed + excluded.completed, failed = d.failed + excluded.failed
   ),
   happened as (
     select u.queue, s.at,
@@ -121,6 +139,8 @@ begin
     cross join (values (60), (3600)) as s (seconds)
     group by q.tenant, n.queue, s.seconds, 4, c.name, c.is_wait, c.bucket
   )
+  insert into helix.rollup as r (tenant, queue, seconds, at, submitted, repeated, completed, failed, cancelled,
+                                 lost, refused, pending, waits, runs)
   select s.tenant, s.queue, s.seconds, s.at,
          coalesce(sum(s.number) filter (where s.name = 'submitted'), 0),
          coalesce(sum(s.number) filter (where s.name = 'repeated'), 0),
@@ -159,5 +179,9 @@ begin
     (select o.tenant, o.queue, o.seconds, o.at from helix.rollup o
      where o.seconds = 3600 and o.at < v_now - interval '400 days' order by o.seconds, o.at limit p_limit)) old
   where (r.tenant, r.queue, r.seconds, r.at) = (old.tenant, old.queue, old.seconds, old.at);
+  delete from helix.worker_day d
+  where (d.tenant, d.day, d.worker) in (
+    select o.tenant, o.day, o.worker from helix.worker_day o
+    where o.day < (v_now at time zone 'UTC')::date - 1 limit p_limit);
 end
 $$;

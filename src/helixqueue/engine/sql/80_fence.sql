@@ -153,6 +153,8 @@ create table helix.fence_event (
   hash       helix.sha256 not null,  -- over this row (hash_row)
   primary key (life, version)
 );
+-- What operators decided, newest first.
+create index fence_event_action on helix.fence_event (tenant, at, life) where reason in ('resolved', 'corrected');
 create index fence_event_position on helix.fence_event using brin (position) with (autosummarize = on);
 
 -- The batches that the request of a fence was about, for calls in the transaction of its claim: the request, and

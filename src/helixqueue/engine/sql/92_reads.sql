@@ -47,7 +47,7 @@ returns table (
   attempt smallint, worker text, deadline timestamptz, epoch integer, number bigint, cause text,
   due timestamptz, finished_at timestamptz, finished_by text, failure text, detail text,
   retired_at timestamptz, erased boolean, payload text, result text, events json, refusals json,
-  decisions json, sources json
+  decisions json, differences json, sources json
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
@@ -84,6 +84,8 @@ begin
            (select json_agg(json_build_array(d.at, d.kind, d.actor, d.detail) order by d.id)
             from (select * from helix.decision d where d.batch = f.id
                   order by d.id desc limit p_limit) d),
+           (select json_agg(json_build_array(d.at, d.actor, case when v_sees then d.changes::json end) order by d.id)
+            from helix.difference d where d.batch = f.id),
            (select json_agg(json_build_array(s.kind, s.name, s.id, s.decision, s.times, s.first_at,
                                              s.last_at, s.actor) order by s.first_at)
             from (select * from helix.source s where s.batch = f.id and s.kind is not null

@@ -31,6 +31,38 @@ begin
 end
 $$;
 
+-- What some workers ended today (UTC).
+create function helix.read_worker_days_v1(p_tenant text, p_worker text[])
+returns table (worker text, completed bigint, failed bigint)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+begin
+  perform helix.demand_parallel(cardinality(p_worker), helix.shape(p_worker));
+  return query
+    select d.worker, d.completed, d.failed from helix.worker_day d
+    where d.tenant = p_tenant and d.day = (clock_timestamp() at time zone 'UTC')::date
+      and d.worker = any (p_worker);
+end
+$$;
+
+-- Runs of `check` on the rows of a tenant before a number, newest first.
+create function helix.read_check_runs_v1(
+  p_tenant text, p_before bigint default 9223372036854775807, p_limit integer default 50
+)
+returns table (id bigint, at timestamptz, seconds real, actor text, results text)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+begin
+  return query
+    select r.id, r.at, r.seconds, r.actor::text, r.results::text from helix.check_run r
+    where r.tenant = p_tenant and r.id < p_before order by r.id desc limit least(p_limit, 101);
+end
+$$;
+
 -- The state of a tenant: figures, its queues with problems first, at most p_limit of them, and what waits for a
 -- person. Rows of the rollup are those of the last hour, except `today`, since midnight UTC.
 create function helix.read_overview_v1(p_tenant text, p_limit integer default 50)
@@ -170,16 +202,17 @@ begin
 end
 $$;
 
--- What people and applications did, newest first, before a position: settings and erasures, retries, cancellations
--- and recoveries of batches, and tokens. Each part reads a bounded number of rows; of the ledger, whose index covers
--- all tenants, p_look entries.
+-- What people and applications did, newest first, before a position: settings and erasures, retries, cancellations,
+-- releases and recoveries of batches, decisions about fences and letters, and tokens. Each part reads a bounded
+-- number of rows; of the ledger, whose index covers all tenants, p_look entries. `key` is what the page of a fence
+-- or a letter is called by.
 create function helix.read_activity_v1(
   p_tenant text, p_at timestamptz default 'infinity', p_id bigint default 9223372036854775807,
   p_look integer default 1000, p_limit integer default 50
 )
 returns table (
   edge_at timestamptz, edge_id bigint, at timestamptz, id bigint, actor text, action text, subject text, queue text,
-  batches bigint, public_id uuid, detail text
+  batches bigint, public_id uuid, detail text, key text
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -192,10 +225,10 @@ declare
 begin
   return query
     with seen as materialized (
-      select e.at, e.id, e.part, e.reason, e.actor, e.batch, e.queue, e.version,
+      select e.at, e.id, e.part, e.reason, e.actor, e.batch, e.queue, e.version, e.before,
              row_number() over (order by e.at desc, e.id desc) = p_look as last
       from helix.entry e
-      where e.reason in ('retried', 'cancelled', 'recovered', 'lost') and (e.at, e.id) < (p_at, p_id)
+      where e.reason in ('retried', 'cancelled', 'released', 'recovered', 'lost') and (e.at, e.id) < (p_at, p_id)
       order by e.at desc, e.id desc, e.part desc limit least(p_look, 10000)
     ),
     stepped as (
@@ -203,11 +236,14 @@ begin
              count(*) as batches, min(u.batch) as batch, min(u.version) as version
       from seen s cross join lateral unnest(s.batch, s.queue, s.version) as u (batch, queue, version)
       where s.reason <> 'lost' and s.queue && v_queues and u.queue = any (v_queues)
+        -- A worker that returns its own batch is no person: its name is also on the step before.
+        and (s.reason <> 'released'
+             or s.actor <> (select p.actor from helix.entry p where p.id = s.before[1] order by p.part limit 1))
       group by s.at, s.id, s.actor, s.reason, u.queue
     ),
     happened as (
       select s.at, s.id, s.actor, s.action, s.subject, q.name as queue, s.batches, s.batch,
-             case when v_sees then r.detail::text end as detail
+             case when v_sees then r.detail::text end as detail, null::text as key
       from stepped s
       cross join lateral (select q.name from helix.queue q where q.id = s.queue_id limit 1) q
       left join lateral (select r.detail from helix.result r
@@ -216,12 +252,26 @@ begin
       (select d.at, d.id, d.actor, case d.kind when 'erased' then 'erased' else 'set' end,
               case when d.batch is not null then 'batch' when strpos(d.queue, '/') > 0
                    then split_part(d.queue, '/', 1) else 'queue' end,
-              d.queue, (d.batch is not null)::integer, d.batch, d.detail::text
+              d.queue, (d.batch is not null)::integer, d.batch, d.detail::text, null
        from helix.decision d
        where d.tenant = p_tenant and d.kind in ('setting', 'erased') and (d.at, d.id) < (p_at, p_id)
        order by d.tenant, d.at desc, d.id desc limit p_limit)
       union all
-      select c.at, 0, c.actor, c.action, 'token', t.name, 0, null, c.detail
+      (select v.at, v.life, v.actor, v.reason::text, 'fence', f.name::text, 0, null,
+              case when v_sees then v.detail end, helix.key_text(f.key)
+       from helix.fence_event v
+       cross join lateral (select f.name, f.key from helix.fence f
+                           where f.tenant = v.tenant and f.life = v.life limit 1) f
+       where v.tenant = p_tenant and v.reason in ('resolved', 'corrected') and (v.at, v.life) < (p_at, p_id)
+       order by v.tenant, v.at desc, v.life desc limit p_limit)
+      union all
+      (select l.closed_at, l.id, l.closed_by, l.status, 'letter', l.name::text, 0, l.batch,
+              case when v_sees then l.closed_for::text end, l.id::text
+       from helix.dead_letter l
+       where l.tenant = p_tenant and l.status in ('redriven', 'discarded') and (l.closed_at, l.id) < (p_at, p_id)
+       order by l.tenant, l.closed_at desc, l.id desc limit p_limit)
+      union all
+      select c.at, 0, c.actor, c.action, 'token', t.name, 0, null, c.detail, null
       from helix.api_token t
       cross join lateral (
         values (t.created_at, t.created_by, 'created', array_to_string(t.scopes, ', ')),
@@ -235,62 +285,11 @@ begin
       order by h.at desc, h.id desc limit least(p_limit, 1001)
     )
     select e.at, e.id, p.at, p.id, p.actor, p.action, p.subject, p.queue, p.batches,
-           (select helix.public_id(b.key) from helix.batch b where b.id = p.batch), p.detail
+           (select helix.public_id(b.key) from helix.batch b where b.id = p.batch), p.detail, p.key
     from (values (1)) as always (one)
     left join (select s.at, s.id from seen s where s.last) e on true
     left join page p on true
     order by p.at desc, p.id desc;
-end
-$$;
-
--- What a text of a person may mean, at most p_limit of each kind, each found through an index: batches whose key
--- lies between p_from and p_to (the first digits of an id are those of the key), workers whose name begins with it,
--- fences whose name or key it is, a queue, a dead letter.
-create function helix.read_search_v1(
-  p_tenant text, p_text text, p_from bytea, p_to bytea, p_letter bigint, p_limit integer default 10
-)
-returns table (kind text, name text, id text, queue text, state text)
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-set jit = off
-set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
-declare
-  v_limit integer := least(p_limit, 50);
-begin
-  return query
-    (select 'batch', coalesce(replace(f.identity, chr(31), '/'), helix.public_id(f.key)::text),
-            helix.public_id(f.key)::text, q.name, coalesce(w.state, f.state)::text
-     from (select b.id, b.key, b.queue, b.identity::text as identity, b.state from helix.batch b
-           where b.key >= p_from and b.key <= p_to order by b.key limit 1000) f
-     cross join lateral (select q.name from helix.queue q where q.id = f.queue and q.tenant = p_tenant limit 1) q
-     left join lateral (select w.state from helix.work w where w.batch = f.id limit 1) w on true
-     limit v_limit)
-    union all
-    (select 'worker', n.name, n.name, null, null
-     from (select distinct w.name from helix.worker w
-           where w.tenant in (p_tenant, '*') and w.name >= p_text collate "C"
-             and w.name < p_text || chr(1114111) collate "C"
-           order by w.name limit v_limit) n)
-    union all
-    (select 'fence', f.name::text, helix.key_text(f.key), null, f.state::text
-     from (select x.name, x.key, x.state from helix.fence x where x.tenant = p_tenant and x.name = p_text
-           order by x.tenant, x.name, x.life desc limit v_limit) f)
-    union all
-    -- A key has the name of its fence in it; the duty that counts calls keeps up to a hundred names.
-    (select 'fence', f.name::text || ' ' || p_text, helix.key_text(f.key), null, f.state::text
-     from (select m.queue from helix.metric m
-           where m.name = 'helix_fence_calls_total' and m.tenant = p_tenant and m.label = 'new'
-           order by m.queue limit 200) m
-     cross join lateral (select x.name, x.key, x.state from helix.fence x
-                         where x.key = helix.derive_fence_key(p_tenant, m.queue, p_text) limit 1) f
-     limit v_limit)
-    union all
-    (select 'queue', q.name, q.name, q.name, null
-     from helix.queue q where q.tenant = p_tenant and q.name = p_text)
-    union all
-    (select 'letter', l.id::text, l.id::text, l.queue::text, l.status
-     from helix.dead_letter l where l.id = p_letter and l.tenant = p_tenant);
 end
 $$;
 

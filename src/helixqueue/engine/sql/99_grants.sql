@@ -78,7 +78,7 @@ grant select on helix.arrow, helix.role_tenant, helix.queue, helix.requirement_c
   helix.fence_event, helix.fence_decision, helix.fence_batch, helix.overview, helix.fence_overview,
   helix.ledger, helix.ledger_event, helix.feed, helix.metric, helix.rollup, helix.finding,
   helix.source, helix.dead_letter, helix.letter_overview, helix.intake, helix.intake_failure,
-  helix.stream_group
+  helix.stream_group, helix.difference, helix.check_run, helix.worker_day
   to helix_reader, helix_operator;
 grant select on helix.queue_settings to helix_reader;
 -- The id of a claim and its worker's name are enough to get its tokens.
@@ -197,6 +197,8 @@ begin
       ('read_search_v1',         'read'),
       ('read_proof_v1',          'read'),
       ('read_waiting_v1',        'read'),
+      ('read_check_runs_v1',     'read'),
+      ('read_worker_days_v1',    'read'),
       -- What every login may know: its tenants and the settings of their queues.
       ('read_tenants_v1',        'any'),
       ('read_bindings_v1',       'any'),
@@ -210,6 +212,7 @@ begin
       ('retry_v1',               'operate'),
       ('release_by_id_v1',       'operate'),
       ('erase_v1',               'operate'),
+      ('note_check_v1',          'operate'),
       ('retire_v1',              'operate'),
       ('redrive_letter_v1',      'operate'),
       ('discard_letters_v1',     'operate'),
