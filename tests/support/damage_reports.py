@@ -61,6 +61,16 @@ REPORTS = {
         """insert into helix.check_run (tenant, seconds, actor, results)
            values ('a', 1, 'forged', '[]')""",
     ),
+    "what differed in a conflict was invented": (
+        MISSED | {"the decision and the stored payload are the record"},
+        """insert into helix.difference (batch, queue, actor, fingerprint, changes)
+           values (1, 1, 'forged', sha256('x'), '[]')""",
+    ),
+    "what a worker did today was edited": (
+        MISSED | {"figures for plots; the ledger has every step that they count"},
+        """insert into helix.worker_day (tenant, day, worker, completed, failed)
+           values ('a', current_date, 'forged', 7, 0)""",
+    ),
     "figures of a minute were edited": (
         MISSED | {"figures for plots; the ledger has every step that they count"},
         """insert into helix.rollup (tenant, queue, seconds, at, submitted, repeated, completed,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 routes = page_router()
 EXPORTED_MAX: Final = 100_000
 EXPORT_PAGE: Final = 500
-GROUPED: Final = 1_000  # failed batches whose causes are shown; the command line groups all
+GROUPED: Final = 500  # failed batches whose causes are shown; the command line groups all
 COLUMNS: Final = (
     "batch_id", "key", "queue", "identity", "revision", "state", "attempt", "worker", "created_at",
     "finished_at", "finished_by", "failure", "detail",
