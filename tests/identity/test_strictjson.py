@@ -19,13 +19,8 @@ from hypothesis import strategies as st
 
 from helixqueue.errors import InvalidPayload
 from helixqueue.identity import canonical_text, loads
-from helixqueue.identity.strictjson import (
-    MAX_NAMES_PER_OBJECT,
-    MAX_TEXT_BYTES,
-    _is_legal,
-    _is_plain_fraction,
-    _survey,
-)
+from helixqueue.identity.strictjson import MAX_NAMES_PER_OBJECT, MAX_TEXT_BYTES
+from helixqueue.identity.survey import Survey, _count_strings, is_legal, is_rewritten, survey
 
 
 def refusal(function, argument):
@@ -399,26 +394,72 @@ def test_floats_of_every_decade_are_written_as_rfc8785_says():
     numbers += [math.nextafter(number, way) for number in numbers for way in (0.0, math.inf)]
     numbers += [struct.unpack(">d", random.randbytes(8))[0] for _ in range(5_000)]
     numbers += [round(random.random() * 10 ** random.randint(-8, 8), 6) for _ in range(5_000)]
-    for number in filter(_is_legal, numbers):
+    for number in filter(is_legal, numbers):
         assert canonical_text(number) == rfc8785.dumps(number).decode()
         assert canonical_text(-number) == rfc8785.dumps(-number).decode()
 
 
 @given(any_floats)
-def test_plain_fractions_are_written_by_repr_and_orjson_alike(number):
-    """These alone are left to orjson, whose versions differ in how they write exponents."""
-    if _is_plain_fraction(number):
-        expected = rfc8785.dumps(number).decode()
-        assert repr(number) == expected
-        assert orjson.dumps(number).decode() == expected
+def test_floats_that_are_not_rewritten_are_written_by_orjson_as_rfc8785_says(number):
+    if math.isfinite(number) and is_legal(number) and not is_rewritten(number):
+        assert orjson.dumps(number).decode() == rfc8785.dumps(number).decode()
 
 
-def test_odd_floats_do_not_need_the_slow_path():
+def test_no_legal_float_needs_the_slow_path():
+    padding = [0.5] * 100  # more than the loop for small values takes
     for number in (0.0, -0.0, 1.0, -3.0, 1e-7, -2.5e-6, 5e-324, 1e21, 1.7976931348623157e308):
-        assert _survey({"a": [number]}) == (1, True)
-    assert _survey({"a": [0.5, -1e15 + 0.5, 1e-4]}) == (1, False)
+        found = survey({"a": [number, *padding]})
+        assert found is not None
+        assert found.strings == 1
+        assert found.is_rewritten == is_rewritten(number)
     for number in (math.nan, math.inf, 2.0**53, 1e20, -1e20):
-        assert _survey([number]) is None
+        assert survey([number]) is None
+        assert survey([number, *padding]) is None
+
+
+@given(documents)
+def test_small_values_are_counted_as_large_ones(value):
+    """The loop for small values takes no value that the survey treats in another way."""
+    strings = _count_strings(value)
+    if strings is not None:
+        padded = survey([value, *[1] * 100])
+        assert padded == Survey(strings)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("1e-400", "number"),
+        ("-0.1e-322", None),
+        ("0." + "0" * 330 + "1", "number"),
+        ("0." + "0" * 162 + "1e-163", "number"),
+        ("0." + "0" * 159 + "1e-159", None),
+        ("1e-0000324", "number"),
+        ("0.0", None),
+        ("0e-400", None),
+        ("123456789012345678901234567890", "number"),
+        ("12345678901234567890", "number"),
+        ("1234567890123456789012.5", None),
+        ("1e300", None),
+        ('"\\u0000"', "nul"),
+        ('"\\\\u0000"', None),
+        ('{"a\\"": 1, "a\\"": 2}', "duplicate-name"),
+        ('{"a": "\\"", "b\\\\": 2}', None),
+        ('{"a": 1, "\\u0061": 2}', "duplicate-name"),
+        ('{"": 1, "": 2}', "duplicate-name"),
+        ('{"😀": 1, "דּ": 2}', None),
+    ],
+)
+def test_large_texts_are_read_as_strictly_as_small_ones(text, code):
+    padded = f"[{text}{', 0.5' * 100}]"
+    if code is None:
+        value = json.loads(padded)
+        assert loads(padded) == value
+        assert canonical_text(value) == rfc8785.dumps(value).decode()
+    else:
+        error = refusal(loads, padded)
+        assert (error.code, refusal(loads, text).code) == (code, code)
+        assert error.path.startswith("/0")
 
 
 names_up_to_uffff = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]))
@@ -426,7 +467,7 @@ names_up_to_uffff = st.text(st.characters(max_codepoint=0xFFFF, exclude_categori
 
 @given(st.dictionaries(names_up_to_uffff.filter(lambda name: "\0" not in name), st.just(0)))
 def test_names_up_to_uffff_are_sorted_without_the_slow_path(value):
-    assert _survey(value) == (len(value), False)
+    assert survey(value) == Survey(len(value))
     assert canonical_text(value) == rfc8785.dumps(value).decode()
 
 

@@ -20,24 +20,21 @@ import orjson
 import rfc8785
 
 from helixqueue.errors import InvalidPayload
+from helixqueue.identity.survey import (
+    FIRST_EXPONENT,
+    MAX_DEPTH,
+    MAX_NAMES_PER_OBJECT,
+    MAX_SAFE_INTEGER,
+    MAX_TEXT_BYTES,
+    MAX_VALUES,
+    Survey,
+    is_rewritten,
+    survey,
+)
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
-MAX_TEXT_BYTES: Final = 1024 * 1024  # of UTF-8, as received and as canonical text
-MAX_DEPTH: Final = 64  # arrays and objects inside one another
-MAX_NAMES_PER_OBJECT: Final = 10_000
-MAX_SAFE_INTEGER: Final = 2**53 - 1  # beyond it doubles skip integers: two numbers become one
-# Every value takes two bytes of text or more, so a larger count cannot fit. Counting while walking
-# stops values that refer to one list many times over and would unfold without end.
-MAX_VALUES: Final = MAX_TEXT_BYTES // 2
 MAX_SHOWN_CHARS: Final = 80  # of a value or a path inside an error message
-
-# From here on RFC 8785 writes an exponent; a whole number below it is written in digits.
-_FIRST_EXPONENT = 1e21
-# Within these, every version of orjson and `repr` write a fraction as RFC 8785 does: the shortest
-# digits, no exponent. Beyond, they write other exponents, and the two differ between themselves.
-_PLAIN_FRACTION_FROM, _PLAIN_FRACTION_TO = 1e-4, 1e16
-_LAST_NEGATIVE_EXPONENT = -7  # RFC 8785 writes larger fractions in digits
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -47,14 +44,13 @@ _Path: TypeAlias = "tuple[str | int, ...]"
 def canonical_text(value: object) -> str:
     """Write a value as RFC 8785 text, or raise `InvalidPayload`.
 
-    For most payloads orjson writes the text of RFC 8785 (property tests compare the two), and is
-    ten times as fast as a general implementation. The other payloads are checked value by value,
-    for the path of an error, and written by `rfc8785`.
+    orjson writes the text of RFC 8785 (property tests compare the two) after a survey of the value
+    and, for a few values, a copy. What the survey rejects is checked value by value, for the path
+    of an error, and written by `rfc8785`.
     """
-    survey = _survey(value)
-    if survey is not None:
-        _, odd_floats = survey
-        text = _orjson_text(_with_number_texts(value) if odd_floats else value)
+    found = survey(value)
+    if found is not None:
+        text = _orjson_text(value, found)
         if text is not None:
             return text
     text = rfc8785.dumps(_Walk().plain(value, (), 0)).decode()
@@ -66,128 +62,91 @@ def canonical_text(value: object) -> str:
 def loads(data: bytes | str) -> Json:
     """Read strict JSON, or raise `InvalidPayload`.
 
-    Most texts are simple, and those orjson reads in a third of the time.
+    orjson reads the text; if it may have lost anything, a slower reader decides, and says what is
+    wrong and where.
     """
     text = _decoded(data)
-    with suppress(orjson.JSONDecodeError):  # the other reader says what is wrong, and where
-        simple: Json = orjson.loads(text)
-        if _is_all_of(text, simple):
-            return simple
+    with suppress(orjson.JSONDecodeError):
+        value: Json = orjson.loads(text)
+        found = survey(value)
+        if found is not None and _is_all_of(text, found):
+            return value
     try:
-        value: Json = _decode(text)
+        value = _decode(text)
     except json.JSONDecodeError as error:
         _refuse("syntax", (), f"JSON; got a syntax error at offset {error.pos}: {error.msg}")
     except RecursionError:
         _refuse("depth", (), f"at most {MAX_DEPTH} arrays and objects inside one another; got more")
-    # Without escapes in well-formed text there is no way to a NUL or a lone surrogate.
-    if "\\u" not in text and _survey(value) is not None and not _SURROGATE.search(text):
-        return value
     return _Walk().plain(value, (), 0)
 
 
-def _is_all_of(text: str, value: object) -> bool:
-    """Say whether orjson read all that a text says: of two equal names it drops the first.
-
-    Where nothing is escaped every string stands in two quotes, so a dropped name would be missed.
-    Odd floats are left to the other reader: a zero may stand for a number too small for a double.
-    """
-    return "\\" not in text and _survey(value) == (text.count('"') / 2, False)
-
-
-def _survey(value: object) -> tuple[int, bool] | None:
-    """Count the strings of a value, names included, and say whether it has odd floats.
-
-    Odd are those that orjson writes in another way than RFC 8785. None if the value needs the walk,
-    for its text or for the error. The content of strings is left to orjson.
-
-    Level by level instead of by recursion: it bounds the depth, and is faster.
-    """
-    strings, odd_floats = 0, False
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for each in level:
-            kind = type(each)
-            if kind is str:
-                strings += 1
-            elif kind is dict and len(below) <= MAX_VALUES and _has_simple_names(each):
-                strings += len(each)
-                below.extend(each.values())
-            elif kind is list and len(below) <= MAX_VALUES:
-                below.extend(each)
-            elif kind is float and _is_plain_fraction(each):
-                continue
-            elif kind is float and _is_legal(each):
-                odd_floats = True
-            elif not (
-                (kind is int and -MAX_SAFE_INTEGER <= each <= MAX_SAFE_INTEGER)
-                or each is None
-                or kind is bool
-            ):
-                return None
-        if not below:
-            return strings, odd_floats
-        level = below
-    return None  # near the bound or beyond it: the walk decides, and names the place
-
-
-def _is_legal(value: float) -> bool:
-    return abs(value) <= MAX_SAFE_INTEGER or _FIRST_EXPONENT <= abs(value) < math.inf
-
-
-def _is_plain_fraction(value: float) -> bool:
-    return _PLAIN_FRACTION_FROM <= abs(value) < _PLAIN_FRACTION_TO and not value.is_integer()
-
-
-def _has_simple_names(names: dict[object, object]) -> bool:
-    """Whether orjson sorts them as RFC 8785 does.
-
-    It sorts by code point instead of UTF-16 code unit, which is the same up to U+FFFF.
-    """
-    for name in names:  # not all(): it would make a generator for each object
-        if type(name) is not str or not (name.isascii() or max(name) <= "\uffff"):
+def _is_all_of(text: str, found: Survey) -> bool:
+    """Whether orjson read all that a text says, and nothing that strict JSON refuses."""
+    if "\\" in text:
+        text = text.replace("\\\\", "")
+        if "\\u0000" in text:
             return False
-    return len(names) <= MAX_NAMES_PER_OBJECT
+        text = text.replace('\\"', "")
+    # Of two equal names orjson drops the first.
+    return (
+        text.count('"') == 2 * found.strings
+        and not (found.has_zero and _MAY_UNDERFLOW.search(text))
+        and not (found.has_huge and _MANY_DIGITS.search(text))
+    )
 
 
-def _with_number_texts(value: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Copy a value; odd floats become integers or texts, which orjson writes as they are."""
+# Every number that rounds to zero has one of these: 1e-324 is the product of its parts.
+_MAY_UNDERFLOW = re.compile(r"[eE]-0*(?:1[6-9]\d|[2-9]\d\d|\d{4})|0{160}")
+_MANY_DIGITS = re.compile(r"\d{20}")  # orjson reads an integer of 64 bits or more as a float
+
+
+def _rewritten(value: Any, *, resorted: bool) -> Any:  # noqa: ANN401 - any JSON
+    """Copy a value; some floats become integers or texts, which orjson writes as they are."""
     kind = type(value)
-    if kind is dict:
-        return {name: _with_number_texts(item) for name, item in value.items()}
+    if kind is float:
+        return _number(value)
     if kind is list:
-        return [_with_number_texts(item) for item in value]
-    if kind is not float or _is_plain_fraction(value):
+        return [
+            item if type(item) in _KEPT_KINDS else _rewritten(item, resorted=resorted)
+            for item in value
+        ]
+    if kind is dict:
+        names = sorted(value, key=_utf16) if resorted else value
+        return {name: _rewritten(value[name], resorted=resorted) for name in names}
+    return value
+
+
+_KEPT_KINDS = frozenset({str, int, bool, type(None)})
+
+
+def _utf16(name: str) -> bytes:
+    return name.encode("utf-16-be", "surrogatepass")
+
+
+def _number(value: float) -> float | orjson.Fragment:
+    if not is_rewritten(value):
         return value
-    if abs(value) <= MAX_SAFE_INTEGER and value.is_integer():
-        return int(value)
-    return orjson.Fragment(_exponent_text(value))
+    if abs(value) >= 1:
+        return int(value) if abs(value) <= MAX_SAFE_INTEGER else value
+    if value == 0:
+        return 0
+    digits = repr(abs(value))[: -len("e-06")].replace(".", "")
+    return orjson.Fragment(f"{'-' if value < 0 else ''}0.00000{digits}")
 
 
-def _exponent_text(value: float) -> str:
-    """Write a float below 1e-4 or from 1e21 on as ECMAScript does, and therefore RFC 8785.
-
-    `repr` gives the same shortest digits, always with an exponent in these ranges.
-    """
-    digits, _, exponent = repr(value).partition("e")
-    power = int(exponent)
-    if power > 0 or power <= _LAST_NEGATIVE_EXPONENT:
-        return f"{digits}e{power:+}"
-    sign = "-" if value < 0 else ""
-    return f"{sign}0.{'0' * (-power - 1)}{digits.lstrip('-').replace('.', '')}"
-
-
-def _orjson_text(value: object) -> str | None:
-    """Write it and check what `_survey` left aside: the size, lone surrogates, NUL.
-
-    A backslash before "u0000" in the value looks like a NUL here; then the walk decides.
-    """
+def _orjson_text(value: object, found: Survey) -> str | None:
+    """Write it and check what `survey` left aside: the size, lone surrogates, NUL."""
+    if found.is_rewritten or found.is_resorted:
+        value = _rewritten(value, resorted=found.is_resorted)
     try:
-        data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        data = orjson.dumps(value, option=0 if found.is_resorted else orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:
         return None
+    if len(data) > MAX_TEXT_BYTES:
+        _refuse_size(f"{len(data)} bytes as canonical text")
     text = data.decode()
-    return None if len(data) > MAX_TEXT_BYTES or "\\u0000" in text else text
+    has_nul = "\\u0000" in text and "\\u0000" in text.replace("\\\\", "")
+    return None if has_nul else text
 
 
 class _Unreadable(NamedTuple):
@@ -202,16 +161,15 @@ class _Walk:
     """Copies a value into plain types; refuses whatever is not strict JSON, with its path."""
 
     def __init__(self) -> None:
-        self._values = 0
+        self._values = 1
 
     def plain(self, value: object, path: _Path, depth: int) -> Json:
-        self._values += 1
-        if self._values > MAX_VALUES:
-            _refuse_size(f"more than {MAX_VALUES} values")
-        if value is None or isinstance(value, bool):
-            return value
+        if type(value) is list or type(value) is dict:  # faster than isinstance, for most values
+            return self._container(value, path, depth + 1)
         if isinstance(value, str):
             return _string(value, path)
+        if value is None or isinstance(value, bool):
+            return value
         if isinstance(value, int):
             return _integer(value, path)
         if isinstance(value, float):
@@ -232,9 +190,15 @@ class _Walk:
             )
         if depth > MAX_DEPTH:
             _refuse("depth", path, f"at most {MAX_DEPTH} arrays and objects inside one another")
+        self._values += len(value)
+        if self._values > MAX_VALUES:
+            _refuse_size(f"more than {MAX_VALUES} values")
         if isinstance(value, dict):
             return self._object(value, path, depth)
-        return [self.plain(item, (*path, index), depth) for index, item in enumerate(value)]
+        return [
+            item if type(item) in _CONSTANTS else self.plain(item, (*path, index), depth)
+            for index, item in enumerate(value)
+        ]
 
     def _object(self, value: dict[object, object], path: _Path, depth: int) -> Json:
         if len(value) > MAX_NAMES_PER_OBJECT:
@@ -250,10 +214,13 @@ class _Walk:
         return plain
 
 
+_CONSTANTS = frozenset({bool, type(None)})
+
+
 def _string(value: str, path: _Path) -> str:
     if "\0" in value:
         _refuse("nul", path, "strings and names without U+0000; PostgreSQL cannot store it")
-    if found := _SURROGATE.search(value):
+    if not value.isascii() and (found := _SURROGATE.search(value)):
         got = f"well-formed Unicode; got the lone surrogate U+{ord(found[0]):04X}"
         _refuse("surrogate", path, f"{got} at offset {found.start()} of a string or name")
     return "".join(value)  # a plain string also from StrEnum
@@ -268,7 +235,7 @@ def _integer(value: int, path: _Path) -> int:
 def _float(value: float, path: _Path) -> float:
     if not math.isfinite(value):
         _refuse("number", path, f"a finite number; got {value}. Use null for 'no value'")
-    if MAX_SAFE_INTEGER < abs(value) < _FIRST_EXPONENT:
+    if MAX_SAFE_INTEGER < abs(value) < FIRST_EXPONENT:
         # Its canonical text is an integer that `loads` must refuse.
         _refuse("number", path, _SAFE_INTEGER)
     return float(value)
