@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from helixqueue.dashboard import formats
 from helixqueue.dashboard.navigation import SECTIONS
+from helixqueue.records.batch import JsonText
 from helixqueue.records.queue import BoundedCount
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 FOLDER: Final = Path(__file__).parent
 STATIC: Final = FOLDER / "static"
+MAX_JSON_CHARS: Final = 32 * 1024  # of a payload on a page
 # What a person reads for a word of the records.
 WORDS: Final = {
     "IN_DOUBT": "In doubt",
@@ -100,6 +102,11 @@ def identity(parts: tuple[str, ...] | str | None) -> str:
 
 def json_lines(value: Any, indent: str = "") -> Markup:  # noqa: ANN401 - JSON
     """JSON with indentation; names, texts and numbers have classes of the stylesheet."""
+    if isinstance(value, JsonText):
+        if len(value) > MAX_JSON_CHARS:
+            rest = f"... {len(value) - MAX_JSON_CHARS:,} more characters; the API has all of them"
+            return Markup('{}<span class="muted">{}</span>').format(value[:MAX_JSON_CHARS], rest)
+        value = json.loads(value)
     inner = f"{indent}  "
     if isinstance(value, dict) and value:
         rows = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.engine.arrays import plain, texts
@@ -31,6 +32,7 @@ from helixqueue.records.batch import (
     DecisionRow,
     DifferenceRow,
     EventRow,
+    JsonText,
     MemberChange,
     OutcomeRow,
     RefusalRow,
@@ -43,8 +45,10 @@ from helixqueue.records.worker import WorkerRow
 from helixqueue.states import FINISHED, State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from uuid import UUID
+
+    ReadJson = Callable[[str | None], Any]
 
 _SQL = sql_texts("helixqueue.engine", "reads.sql")
 
@@ -160,13 +164,19 @@ def _read_batch(row: Row) -> BatchRow:
     )  # fmt: skip
 
 
-def batch_detail(batch_id: UUID, *, payload: bool = False) -> Call[BatchDetail | None]:
-    """Read everything recorded about one batch; with `payload`, also its payload and result."""
+def batch_detail(
+    batch_id: UUID, *, payload: bool = False, as_text: bool = False
+) -> Call[BatchDetail | None]:
+    """Read everything recorded about one batch; with `payload`, also its payload and result.
+
+    With `as_text` these are `JsonText`.
+    """
+    read = partial(_read_detail, read_json=_text if as_text else _json)
     args = {"ids": plain([batch_id]), "payload": payload, "limit": DETAIL_ROWS_MAX}
-    return Call(_SQL["batch_detail"], args, lambda rows: _read_detail(rows[0]) if rows else None)
+    return Call(_SQL["batch_detail"], args, lambda rows: read(rows[0]) if rows else None)
 
 
-def _read_detail(row: Row) -> BatchDetail:
+def _read_detail(row: Row, *, read_json: ReadJson) -> BatchDetail:
     values = dict(zip(_DETAIL_COLUMNS, row, strict=True))
     ledger = tuple(_read_event(event) for event in _rows(values["events"]))
     return BatchDetail(
@@ -177,8 +187,8 @@ def _read_detail(row: Row) -> BatchDetail:
             "identity": identity_parts(values["identity"]),
             "raw": identity_parts(values["raw"] or values["identity"]),
             "state": State(values["state"]),
-            "payload": _json(values["payload"]),
-            "result": _json(values["result"]),
+            "payload": read_json(values["payload"]),
+            "result": read_json(values["result"]),
             "has_payload": values["payload"] is not None,
             "has_result": values["result"] is not None,
             "events": ledger,
@@ -205,22 +215,28 @@ def _read_detail(row: Row) -> BatchDetail:
     )
 
 
-def outcomes(*, ids: Sequence[UUID], results: bool = False) -> Call[list[OutcomeRow | None]]:
-    """Read states and results, in the order of `ids`; None for an unknown or invisible id."""
+def outcomes(
+    *, ids: Sequence[UUID], results: bool = False, as_text: bool = False
+) -> Call[list[OutcomeRow | None]]:
+    """Read states and results, in the order of `ids`; None for an unknown or invisible id.
+
+    With `as_text` a result is a `JsonText`.
+    """
     _demand_chunk("outcomes", ids)
+    read_json = _text if as_text else _json
 
     def read(rows: list[Row]) -> list[OutcomeRow | None]:
-        by_id = {row[0]: _read_outcome(row) for row in rows}
+        by_id = {row[0]: _read_outcome(row, read_json) for row in rows}
         return [by_id.get(batch_id) for batch_id in ids]
 
     return Call(_SQL["outcomes"], {"ids": plain(ids), "results": results}, read)
 
 
-def _read_outcome(row: Row) -> OutcomeRow:
+def _read_outcome(row: Row, read_json: ReadJson) -> OutcomeRow:
     batch_id, state, attempt, finished_at, finished_by, failure, detail, result, late, queue = row
     return OutcomeRow(
-        batch_id, State(state), attempt, finished_at, finished_by, failure, detail, _json(result),
-        late, queue, has_result=result is not None,
+        batch_id, State(state), attempt, finished_at, finished_by, failure, detail,
+        read_json(result), late, queue, has_result=result is not None,
     )  # fmt: skip
 
 
@@ -351,6 +367,10 @@ def _read_refusal(columns: Sequence[Any]) -> RefusalRow:
 
 def _json(text: str | None) -> Any:  # noqa: ANN401 - JSON
     return None if text is None else json.loads(text)
+
+
+def _text(text: str | None) -> JsonText | None:
+    return None if text is None else JsonText(text)
 
 
 def _rows(text: str | None) -> list[list[Any]]:

@@ -181,7 +181,9 @@ def show_batch(
     if payload:
         operations.require_payloads()
     wanted = batch_id_of(batch_id)
-    detail = yield from operations.ask(engine.reads.batch_detail(wanted, payload=payload))
+    detail = yield from operations.ask(
+        engine.reads.batch_detail(wanted, payload=payload, as_text=operations.keeps_json)
+    )
     if detail is None:
         raise operations.no_such_batch(wanted)
     return detail
@@ -204,7 +206,9 @@ def show_outcome(
         operations.require_payloads()
     with_result = operations.sees_payloads and result is not False
     wanted = batch_id_of(batch_id)
-    [found] = yield from operations.ask(engine.reads.outcomes(ids=[wanted], results=with_result))
+    [found] = yield from operations.ask(
+        engine.reads.outcomes(ids=[wanted], results=with_result, as_text=operations.keeps_json)
+    )
     if found is None:
         raise operations.no_such_batch(wanted)
     return found

@@ -65,13 +65,14 @@ class Operations:
         reads_batches: bool = True,
         token_hash: bytes | None = None,
         find_signer: Callable[[], Any] = lambda: None,
+        keeps_json: bool = False,
     ) -> None:
         """Without `tenant`, the token of the connection determines the tenant.
 
         `only_queues`, `sees_payloads` and `reads_batches` are the limits of a token; a database
         login has none.
         `token_hash` is the token for which a service acts, `find_signer` finds the key that signs
-        receipts.
+        receipts. With `keeps_json` payloads and results are read as `JsonText`.
         """
         self.logs_identities = logs_identities
         self.call_set = call_set
@@ -82,6 +83,7 @@ class Operations:
         self._queues = only_queues
         self.sees_payloads, self.reads_batches = sees_payloads, reads_batches
         self.token_hash, self.find_signer = token_hash, find_signer
+        self.keeps_json = keeps_json
         self._retry_seconds, self._outage_pause = retry_seconds, outage_pause
         self._known: dict[Queue[Any, Any] | str, KnownQueue] = {}
         self._connected = False

@@ -22,6 +22,12 @@ Place = Literal["ready", "waiting", "active", "outcome", "retired"]
 Cause = Literal["delay", "limit", "paused"]
 
 
+class JsonText(str):
+    """JSON that was not parsed: a service passes payloads and results on as they are stored."""
+
+    __slots__ = ()
+
+
 def identity_value(parts: tuple[str, ...]) -> str | list[str] | None:
     """The JSON of an identity: a string, a list of strings if it has several parts, or null."""
     return (parts[0] if len(parts) == 1 else list(parts)) if parts else None

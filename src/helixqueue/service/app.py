@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -108,6 +109,7 @@ def create_app(settings: ServiceSettings, pages: Pages | None = None) -> FastAPI
             service.policy_routes[route.operation] = fenced[route.path, *route.methods]
     schema = document(json.loads(_plain_document()), service.policy)
     app.openapi = lambda: schema  # type: ignore[method-assign]
+    app.state.openapi = orjson.dumps(schema)
     return app
 
 

@@ -11,12 +11,13 @@ from dataclasses import is_dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin, get_type_hints
 
+import orjson
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Strict, TypeAdapter, create_model
 from starlette.responses import Response
 
 from helixqueue.operations.operation import UNCHANGED, Operation, Parameter, operations_of
-from helixqueue.records.batch import ActionResult
+from helixqueue.records.batch import ActionResult, JsonText
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import ABSENT, kind_of
 from helixqueue.records.submission import Accepted
@@ -87,7 +88,7 @@ def _endpoint(operation: Operation[..., Any]) -> Callable[..., Any]:
             return responses.json_response(content)
         _log(operation, answer, request_log)
         # FastAPI would validate and copy each row first.
-        text = _adapter(operation.answer).dump_json(answer, warnings=False)
+        text = _encoded(operation, answer)
         return Response(text, operation.status, media_type="application/json")
 
     endpoint.__signature__ = _signature(operation)  # type: ignore[attr-defined]
@@ -131,6 +132,19 @@ def _log(operation: Operation[..., Any], answer: object, request_log: RequestLog
         request_log.add_step(verb, batch=row.batch_id, decision=row.answer, state=row.state)
     decisions = sorted({row.answer for row in results})
     request_log.add(count=len(results), decision=decisions or None)
+
+
+def _encoded(operation: Operation[..., Any], answer: Any) -> bytes:  # noqa: ANN401 - a record
+    """The JSON of an answer; payloads are inserted as their texts, which may have a mebibyte."""
+    members = {name: getattr(answer, name, None) for name in ("payload", "result")}
+    texts = {name: value for name, value in members.items() if isinstance(value, JsonText)}
+    if texts:
+        answer = replace(answer, **dict.fromkeys(texts))
+    encoded: bytes = _adapter(operation.answer).dump_json(answer, warnings=False)
+    if not texts:
+        return encoded
+    fragments = {name: orjson.Fragment(text.encode()) for name, text in texts.items()}
+    return orjson.dumps(orjson.loads(encoded) | fragments)
 
 
 @cache

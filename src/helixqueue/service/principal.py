@@ -75,6 +75,7 @@ class Principal:
             reads_batches="read" in grant.scopes,
             token_hash=token_hash,
             find_signer=lambda: settings.signer,
+            keeps_json=True,
         )
         self._coalescer = SubmitCoalescer(self.run)
         self._transaction: TenantTransaction | None = None

@@ -100,11 +100,10 @@ async def metrics(service: ServiceDep, principal: PrincipalDep) -> Response:
     summary="The OpenAPI document",
     **operation("any"),
 )
-async def document(request: Request, principal: PrincipalDep) -> dict[str, Any]:
+async def document(request: Request, principal: PrincipalDep) -> Response:
     """OpenAPI 3.1, with scope, problems and an example of every operation."""
     await principal.require_valid_token()
-    schema: dict[str, Any] = request.app.openapi()
-    return schema
+    return Response(request.app.state.openapi, media_type="application/json")
 
 
 def _duty(row: DutyRow) -> DutyResponse:
