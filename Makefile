@@ -106,6 +106,7 @@ bench: $(READY) ## Run the benchmarks and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.fences --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.intake --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.service --write docs/benchmarks.md
+	$(BIN)/python -m benchmarks.flood --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.proof --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.ledgers --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.reads --write docs/benchmarks.md

@@ -102,6 +102,21 @@ def test_manifests_match_the_kubernetes_schemas(helixq):
     assert made[-1]["metadata"]["name"].startswith("helixq-worker-a-b-c-")
 
 
+def test_memory_limits_of_the_system_and_of_the_service_agree(helixq, tmp_path):
+    options = ["--memory", "768", "--write", tmp_path]
+    assert helixq("generate", "systemd", "--helixq", HELIXQ, *options).code == Exit.OK
+    service = parsed((tmp_path / "helixq-service.service").read_text())["Service"]
+    assert service["ExecStart"].endswith(" --memory 768")
+    assert service["MemoryMax"] == "768M"
+    image = ["--image", "example.org/helixq"]
+    assert helixq("generate", "kubernetes", *image, *options).code == Exit.OK
+    manifests = list(yaml.safe_load_all((tmp_path / "helixq.yaml").read_text()))
+    [deployment] = [each for each in manifests if each["kind"] == "Deployment"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["command"][-2:] == ["--memory", "768"]
+    assert container["resources"]["limits"] == {"memory": "768Mi"}
+
+
 def test_queues_get_distinct_deployment_names(helixq):
     """The second would take the first one's place, without a word."""
     queues = [

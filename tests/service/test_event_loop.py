@@ -9,7 +9,7 @@ from bisect import bisect_left
 import pytest
 
 from helixqueue import Machine
-from helixqueue.service.compute_threads import MAX_LOOP_BYTES, is_large
+from helixqueue.service.compute_threads import is_large
 from helixqueue.service.settings import MAX_ROWS
 from tests.support.service import Site, problem_kind
 from tests.support.stall_service import stall_service
@@ -215,7 +215,7 @@ def test_longest_request_in_the_event_loop_does_not_stall_it(
 ):
     path = queue(operator, f"inline-{has_key}".lower())
     route, body, status = INLINE[name]
-    assert len(body) > MAX_LOOP_BYTES
+    assert len(body) > MIB // 64
     headers = {"Idempotency-Key": f"inline-request-{name}"} if has_key else {}
     stalls.service.longest_stall()
     post(submitter, f"{path}/{route}", body, status, **headers)
@@ -233,7 +233,7 @@ def test_longest_events_in_the_event_loop_do_not_stall_it(stalls, operator, subm
         return f'{{"entity": "{entity}", "seq": 1, "kind": "REQUESTED", "payload": [1e-7]}}'
 
     body = longest_inline('{"events": [', event, "]}", MAX_ROWS)
-    assert len(body) > MAX_LOOP_BYTES
+    assert len(body) > MIB // 64
     stalls.service.longest_stall()
     answers = post(submitter, "/v1/ledgers/long/chunks", body, 200).json()["appended"]
     assert {answer["decision"] for answer in answers} == {"written"}

@@ -323,7 +323,7 @@ def test_stream_that_ends_before_its_first_byte_is_released(database, how, versi
             assert (streams.taken, app.state.service.requests.taken) == (0, 0)
             return [item["status"] for item in client.answer if "status" in item]
 
-    assert asyncio.run(come_and_go()) == ([422] if how == "refused" else [])
+    assert asyncio.run(come_and_go()) == ([400] if how == "refused" else [])
 
 
 async def broken(_, waiting):

@@ -22,11 +22,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def replica(dsn, source=ROOT / "src"):
-    """Run the release in `source` as a service process; yields the process and its URL."""
+def replica(dsn, source=ROOT / "src", *, options=(), under=()):
+    """Run the release in `source` as a service process; yields the process and its URL.
+
+    `under` is a program that runs it, such as prlimit.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HELIX_")}
     with subprocess.Popen(
-        [HELIXQ, "serve", "--dsn", dsn, "--port", "0", "--json"],
+        [*under, HELIXQ, "serve", "--dsn", dsn, "--port", "0", "--json", *options],
         env=inherited | {"PYTHONPATH": str(source)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

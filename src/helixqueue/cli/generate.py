@@ -49,6 +49,15 @@ Grace = Annotated[
         max=86_400,
     ),
 ]
+Memory = Annotated[
+    int,
+    option(
+        "--memory MIB",
+        "Memory of the service: the limit of the system, and of `helixq serve --memory`.",
+        min=384,
+        max=1024 * 1024,
+    ),
+]
 AsJson = Annotated[bool, option("--json", "Print names and texts as JSON.")]
 
 NO_SERVICE = "generate writes files and uses no service or database"
@@ -69,6 +78,7 @@ def _systemd(
     config: Annotated[str, option("--config DIR", "Directory of the .env files.")] = "/etc/helixq",
     host: Annotated[str, option("--host ADDRESS", "Address of the service.")] = "127.0.0.1",
     port: Annotated[int, option("--port PORT", "Port of the service.", min=1, max=65535)] = 8080,
+    memory: Memory = 512,
     slots: Slots = 4,
     grace: Grace = 60,
     write: Write = None,
@@ -84,6 +94,7 @@ def _systemd(
         "config": _checked("path", "--config", config),
         "host": _checked("host", "--host", host),
         "port": str(port),
+        "memory": str(memory),
         "slots": str(slots),
         "grace": str(grace),
         "stop": str(grace + 30),
@@ -104,6 +115,7 @@ def _kubernetes(
     replicas: Annotated[
         int, option("--replicas N", "Replicas of the service.", min=1, max=100)
     ] = 2,
+    memory: Memory = 512,
     queue: Annotated[
         list[str] | None, option("--queue NAME", "Add workers for this queue; repeat for several.")
     ] = None,
@@ -125,6 +137,7 @@ def _kubernetes(
         "image": _checked("image", "--image", image),
         "namespace": _checked("namespace", "--namespace", namespace),
         "replicas": str(replicas),
+        "memory": str(memory),
         "program": json.dumps(program),
         "slots": str(slots),
         "grace": str(grace),

@@ -84,6 +84,15 @@ RedisOption = Annotated[
 ConnectionsOption = Annotated[
     int, option("--connections N", "Maximum database connections.", min=1, max=1000)
 ]
+MemoryOption = Annotated[
+    int,
+    option(
+        "--memory MIB",
+        "Memory of the process; request bodies wait when they would exceed it.",
+        min=384,
+        max=1024 * 1024,
+    ),
+]
 AllowedHostOption = Annotated[
     list[str] | None,
     option("--allowed-host NAME", "Refuse requests to other host names than this one; repeatable."),
@@ -106,6 +115,7 @@ def _serve(
     ] = False,
     listen_dsn: ListenDsn = None,
     connections: ConnectionsOption = 10,
+    memory: MemoryOption = 512,
     max_pending: MaxPendingOption = 100_000,
     rate: RateOption = 500.0,
     allowed_host: AllowedHostOption = None,
@@ -149,6 +159,7 @@ def _serve(
         pooled=pooled,
         listen_dsn=listen_dsn,
         connections=connections,
+        memory=memory * 2**20,
         max_pending=max_pending,
         metrics_tenant=metrics_tenant,
         requests_per_second=rate,

@@ -1,4 +1,4 @@
-"""Shares a fixed number of slots between tenants.
+"""Shares a fixed number of slots between tenants: connections, threads, bytes, processor time.
 
 A tenant may hold at most three times as many slots as are free after it takes one. A single tenant
 gets three quarters of all slots. A second tenant finds a quarter free, gets three quarters of that
@@ -31,19 +31,19 @@ class FairQuota:
         self.taken = 0
         self.by_tenant: Counter[str | None] = Counter()
 
-    def take(self, tenant: str | None) -> bool:
-        """Take one more if the tenant may; its first whenever a slot is free."""
-        held, free = self.by_tenant[tenant], self.size - self.taken - 1
+    def take(self, tenant: str | None, slots: int = 1) -> bool:
+        """Take more if the tenant may; its first whenever so many slots are free."""
+        held, free = self.by_tenant[tenant], self.size - self.taken - slots
         is_limited = tenant is not None and held
-        if free < 0 or (is_limited and held + 1 > FREE_FACTOR * free):
+        if free < 0 or (is_limited and held + slots > FREE_FACTOR * free):
             return False
-        self.by_tenant[tenant] = held + 1
-        self.taken += 1
+        self.by_tenant[tenant] = held + slots
+        self.taken += slots
         return True
 
-    def give_back(self, tenant: str | None) -> None:
-        self.taken -= 1
-        self.by_tenant[tenant] -= 1
+    def give_back(self, tenant: str | None, slots: int = 1) -> None:
+        self.taken -= slots
+        self.by_tenant[tenant] -= slots
         if not self.by_tenant[tenant]:
             del self.by_tenant[tenant]  # keeps the counter small as tenants come and go
 
@@ -60,8 +60,22 @@ class FairSemaphore:
 
     def __init__(self, size: int) -> None:
         self._quota = FairQuota(size)
-        # Waiting tenants in rotation order. None of them has room in its quota at the moment.
-        self._waiting: OrderedDict[str | None, deque[asyncio.Future[None]]] = OrderedDict()
+        # Waiting tenants in rotation order, each with its waiters and the permits that they need.
+        # None of them has room in its quota at the moment.
+        self._waiting: OrderedDict[str | None, deque[tuple[asyncio.Future[None], int]]] = (
+            OrderedDict()
+        )
+        # A tenant without any permit waits for more than are free. No other tenant
+        # gets one until then; otherwise small requests could go before a large one without end.
+        self._is_reserved = False
+
+    @property
+    def size(self) -> int:
+        return self._quota.size
+
+    @property
+    def taken(self) -> int:
+        return self._quota.taken
 
     @asynccontextmanager
     async def permit(self, tenant: str) -> AsyncIterator[None]:
@@ -71,39 +85,54 @@ class FairSemaphore:
         finally:
             self.release(tenant)
 
-    def try_acquire(self, tenant: str | None) -> bool:
-        """Take a permit if one is available without waiting."""
-        return tenant not in self._waiting and self._quota.take(tenant)
+    def try_acquire(self, tenant: str | None, permits: int = 1) -> bool:
+        """Take permits if they are available without waiting."""
+        return (
+            not self._is_reserved
+            and tenant not in self._waiting
+            and self._quota.take(tenant, permits)
+        )
 
-    async def acquire(self, tenant: str | None) -> None:
-        if self.try_acquire(tenant):
+    async def acquire(self, tenant: str | None, permits: int = 1) -> None:
+        """Take permits, at most `size`; waits for them."""
+        if self.try_acquire(tenant, permits):
             return
         granted = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(granted)
+        self._waiting.setdefault(tenant, deque()).append((granted, permits))
+        self._is_reserved = self._is_reserved or not self._quota.by_tenant[tenant]
         try:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self.release(tenant)  # granted after the waiter was cancelled
+                self.release(tenant, permits)  # granted after the waiter was cancelled
             raise
 
-    def release(self, tenant: str | None) -> None:
-        self._quota.give_back(tenant)
+    def release(self, tenant: str | None, permits: int = 1) -> None:
+        self._quota.give_back(tenant, permits)
         # Usually one waiter gets the permit, sometimes several have room now.
-        while self._waiting and any(map(self._grant, [*self._waiting])):
-            pass
+        is_granted = True
+        while is_granted:
+            is_granted = self._is_reserved = False
+            for waiting in [*self._waiting]:
+                is_granted = self._grant(waiting) or is_granted
+                if waiting in self._waiting and not self._quota.by_tenant[waiting]:
+                    self._is_reserved = True
+                    break
 
     def _grant(self, tenant: str | None) -> bool:
-        """Grant a permit to the tenant's first live waiter and move the tenant to the end."""
-        if not self._quota.take(tenant):
+        """Grant permits to the tenant's first live waiter and move the tenant to the end."""
+        queue = self._waiting[tenant]
+        while queue and queue[0][0].done():
+            queue.popleft()
+        if not queue:
+            del self._waiting[tenant]
             return False
-        queue = self._waiting.pop(tenant)
-        while queue:
-            granted = queue.popleft()
-            if not granted.done():
-                granted.set_result(None)
-                if queue:
-                    self._waiting[tenant] = queue
-                return True
-        self._quota.give_back(tenant)
-        return False
+        granted, permits = queue[0]
+        if not self._quota.take(tenant, permits):
+            return False
+        granted.set_result(None)
+        queue.popleft()
+        del self._waiting[tenant]
+        if queue:
+            self._waiting[tenant] = queue
+        return True

@@ -6,23 +6,26 @@ Before routing, in `AdmissionMiddleware`:
 2. host                        400 `invalid-host`
 3. capacity                    503 `too-busy`
 4. authentication              401 `unauthenticated`, 429 after too many failures
-5. rate limit of the token     429 `too-many-requests`
+5. tenant limit                503 `too-busy`
+6. turn of the tenant          waits (costs.py)
+7. rate limit of the token     429 `too-many-requests`
 
 FastAPI matches the path (404, 405). After routing, in `OperationRoute`:
 
-6. tenant limit                503 `too-busy`
-7. scope                       403 `forbidden`
-8. query                       422 `invalid-request`
-9. content type                415 `unsupported-media-type`
-10. body                       413 `body-too-large`, 408 `too-slow`
-11. idempotency key            `execute_once`, as in the middleware
+8. scope                       403 `forbidden`
+9. query                       422 `invalid-request`
+10. content type               415 `unsupported-media-type`
+11. body                       413 `body-too-large`, 408 `too-slow`
+12. memory, turn for the body  waits, 503 `too-busy`
+13. idempotency key            `execute_once`, as in the middleware
 
 Pages (`Pages`, which the dashboard provides) pass the same checks. They authenticate by the cookie
 of a session instead of a token, and answer errors with a page.
 
 Without a valid token a client learns nothing and costs little. Access is denied by default: an
-operation without a scope cannot be called, and only operations with the scope `open` skip 3 to 8
-and 11. Their writes are counted per address instead, before a body of at most 1 KiB is read.
+operation without a scope cannot be called, and only operations with the scope `open` skip 3 to 5,
+7 to 9, 12 and 13. They share the turns of one tenant; their writes are counted per address, before
+a body of at most 1 KiB is read.
 """
 
 from __future__ import annotations
@@ -38,7 +41,6 @@ from helixqueue.fence.http.asgi import (
     App,
     BodyReceiver,
     Disconnected,
-    Message,
     Receive,
     Scope,
     Send,
@@ -46,14 +48,24 @@ from helixqueue.fence.http.asgi import (
 )
 from helixqueue.fence.http.execute import FencedApp
 from helixqueue.fence.http.middleware import execute_once
-from helixqueue.fence.http.recorder import EFFECT_HEADER
 from helixqueue.log.lines import masked
 from helixqueue.log.requests import SCOPE_KEY, RequestLog
 from helixqueue.service.address import check_host
+from helixqueue.service.costs import (
+    ANONYMOUS,
+    HEALTH,
+    MAX_LOOP_MICROSECONDS,
+    PAGE_MICROSECONDS,
+    REQUEST_MICROSECONDS,
+    HeldMemory,
+    cost_of,
+)
 from helixqueue.service.errors import PAGE_KEY, error_response
 from helixqueue.service.problems import Problem
+from helixqueue.service.response_sender import CLIENT_CLOSED, ResponseSender
 from helixqueue.service.settings import MAX_BODY_BYTES, MAX_OPEN_BODY_BYTES
 from helixqueue.service.strict_request import (
+    body_size,
     check_content_type,
     check_query,
     read_body,
@@ -75,16 +87,8 @@ ANY: Final = "any"  # any valid token
 PRINCIPAL_KEY: Final = "helixqueue.principal"
 BODY_KEY: Final = "helixqueue.body"
 LOGIN_LIMIT_KEY: Final = "helixqueue.login_limit"
-CLIENT_CLOSED: Final = 499  # the status in log and metrics when nothing was sent
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{8,64}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-# Responses are data: browsers must not render them as pages. Pages have their own policy.
-_HEADERS: Final = (
-    (b"cache-control", b"no-store"),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
-)
 
 
 class Pages(Protocol):
@@ -131,7 +135,7 @@ class AdmissionMiddleware:
             return
         request_log = RequestLog(_request_id(scope), scope["method"], _trace_id(scope))
         scope[SCOPE_KEY] = request_log
-        response = _ResponseSender(send, request_log)
+        response = ResponseSender(send, request_log, self._service.loop_time)
         metrics = self._service.metrics
         metrics.requests_in_progress += 1
         try:
@@ -140,6 +144,8 @@ class AdmissionMiddleware:
             pass
         except Exception as error:  # noqa: BLE001 - the last handler of the request
             self._label(scope, request_log)
+            if response.tenant == ANONYMOUS:
+                await self._service.loop_time.take(ANONYMOUS)
             problem = await error_response(scope, error)
             if response.status == CLIENT_CLOSED:
                 await problem(scope, receive, response)
@@ -150,13 +156,15 @@ class AdmissionMiddleware:
             request_log.write(response.status)
 
     async def _admit(
-        self, scope: Scope, receive: Receive, send: Send, request_log: RequestLog
+        self, scope: Scope, receive: Receive, send: ResponseSender, request_log: RequestLog
     ) -> None:
         if self._is_page(scope):
             scope[PAGE_KEY] = self._pages
         check_host(scope, self._service.settings.allowed_hosts)
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if (method, scope["path"]) in self._open:
+            is_health = scope["path"].startswith("/health/")
+            await self._service.loop_time.take(HEALTH if is_health else ANONYMOUS)
             # A copy: the server still sees HEAD and sends no body.
             await self._app({**scope, "method": method}, receive, send)
             return
@@ -164,10 +172,14 @@ class AdmissionMiddleware:
         self._in_progress += 1
         try:
             principal = await self._authenticate(scope)
+            send.tenant = principal.tenant
             request_log.add(tenant=principal.tenant, token=principal.token_name)
-            principal.count_request()
-            scope[PRINCIPAL_KEY] = principal
-            await self._app(scope, receive, send)
+            cost = PAGE_MICROSECONDS if PAGE_KEY in scope else REQUEST_MICROSECONDS
+            with self._service.requests.hold(principal.tenant):  # before the tenant's first wait
+                await self._service.loop_time.take(principal.tenant, cost)
+                principal.count_request()
+                scope[PRINCIPAL_KEY] = principal
+                await self._app(scope, receive, send)
         finally:
             self._in_progress -= 1
 
@@ -234,16 +246,12 @@ class OperationRoute(APIRoute):
             await self._serve(scope, receive, send)
             return
         principal: Principal = scope[PRINCIPAL_KEY]
-        service: Service = scope["app"].state.service
-        with service.requests.hold(principal.tenant):
-            if self.scope is None:
-                raise Problem(
-                    "forbidden", "the operation declares no scope, so no token permits it"
-                )
-            if self.scope != ANY:
-                principal.require_scope(self.scope)
-            check_query(self, scope["query_string"])
-            await self._serve(scope, receive, send, principal)
+        if self.scope is None:
+            raise Problem("forbidden", "the operation declares no scope, so no token permits it")
+        if self.scope != ANY:
+            principal.require_scope(self.scope)
+        check_query(self, scope["query_string"])
+        await self._serve(scope, receive, send, principal)
 
     def _is_fixed_path(self, scope: Scope) -> bool:
         """Whether the path is that of another route: /v1/batches/retry is no batch id."""
@@ -257,14 +265,33 @@ class OperationRoute(APIRoute):
             scope[LOGIN_LIMIT_KEY] = service.login_limit.count(scope)
         if self.body_field is not None:
             check_content_type(scope)
-        max_bytes = MAX_OPEN_BODY_BYTES if self.scope == OPEN else MAX_BODY_BYTES
-        body = await read_body(scope, receive, service.settings.body_seconds, max_bytes)
-        scope[BODY_KEY] = body
+        seconds = service.settings.body_seconds
+        if principal is None:
+            scope[BODY_KEY] = await read_body(scope, receive, seconds, MAX_OPEN_BODY_BYTES)
+            await self.run(scope, receive, send)
+            return
+        tenant, size = principal.tenant, body_size(scope, MAX_BODY_BYTES)
+        memory = HeldMemory(service.memory, tenant)
+        try:
+            await memory.take_arriving(size)
+            body = await read_body(scope, receive, seconds, MAX_BODY_BYTES)
+            await memory.take_parsed(body)
+            cost = cost_of(body)
+            if 0 < cost <= MAX_LOOP_MICROSECONDS:  # else in a thread
+                await service.loop_time.take(tenant, cost)
+            scope[BODY_KEY] = body
+            await self._run_fenced(scope, receive, send, principal)
+        finally:
+            memory.release()
+
+    async def _run_fenced(
+        self, scope: Scope, receive: Receive, send: Send, principal: Principal
+    ) -> None:
+        """Run the operation; inside a fence, if the request has an idempotency key."""
+        service: Service = scope["app"].state.service
         route = service.policy_routes.get(self.operation)
-        if (
-            principal is None
-            or route is None
-            or not (route.required or header_values(scope["headers"], service.policy.header))
+        if route is None or not (
+            route.required or header_values(scope["headers"], service.policy.header)
         ):
             await self.run(scope, receive, send)
             return
@@ -272,7 +299,8 @@ class OperationRoute(APIRoute):
         transaction = principal.transaction()
         fenced = FencedApp(self.run, principal.fences, service.policy, principal.owners)
         inner = {**scope, PRINCIPAL_KEY: principal.within(transaction)}
-        await execute_once(fenced, route, inner, BodyReceiver(body), send, transaction=transaction)
+        receiver = BodyReceiver(scope[BODY_KEY])
+        await execute_once(fenced, route, inner, receiver, send, transaction=transaction)
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the endpoint; FastAPI resolves its parameters."""
@@ -300,34 +328,6 @@ class _AdmittedRequest(Request):
         principal: Principal | None = self.scope.get(PRINCIPAL_KEY)
         tenant = None if principal is None else principal.tenant
         return await service.compute.run_if_large(body, tenant, strict_json, body)
-
-
-class _ResponseSender:
-    """The server's `send`, which notes the status and adds the headers of every response."""
-
-    def __init__(self, send: Send, request_log: RequestLog) -> None:
-        self._send = send
-        self._request_log = request_log
-        self.status = CLIENT_CLOSED
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            headers = [(b"x-request-id", self._request_log.request_id.encode())]
-            names = set()
-            for name, value in message["headers"]:
-                lower = name.lower()
-                names.add(lower)
-                if lower == b"idempotency-replayed":
-                    self._request_log.add(decision="repeated")
-                if lower != _EFFECT_HEADER:  # internal
-                    headers.append((name, value))
-            headers += [header for header in _HEADERS if header[0] not in names]
-            message = {**message, "headers": headers}
-        await self._send(message)
-
-
-_EFFECT_HEADER: Final = EFFECT_HEADER.lower().encode()
 
 
 def _query_parameters(dependant: Dependant) -> dict[str, FieldInfo]:

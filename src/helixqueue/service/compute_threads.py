@@ -13,19 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from helixqueue.errors import HelixError
 from helixqueue.postgres.fairness import FairSemaphore
+from helixqueue.service.costs import MAX_LOOP_MICROSECONDS, cost_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
 T = TypeVar("T")
 S = TypeVar("S")
-THREADS: Final = 3
-# Longer JSON is handled in a thread: up to here it takes at most 30 ms.
-MAX_LOOP_BYTES: Final = 32 * 1024
-# Plain JSON, ASCII without escapes, costs Python time per value and not per character. Up to this
-# length it is handled in the event loop if it has no more values than fit into MAX_LOOP_BYTES.
-MAX_PLAIN_LOOP_BYTES: Final = 256 * 1024
-MAX_PLAIN_LOOP_VALUES: Final = MAX_LOOP_BYTES // 2
+# One per tenant as long as two tenants compute. More would share the interpreter with the event
+# loop, which waits for all of them.
+THREADS: Final = 2
 # How long a thread keeps the interpreter while the event loop waits for it; Python's default is
 # five times as long.
 SWITCH_SECONDS: Final = 0.001
@@ -33,12 +30,7 @@ SWITCH_SECONDS: Final = 0.001
 
 def is_large(body: bytes) -> bool:
     """Whether reading a body, or preparing what is in it, would hold the event loop."""
-    if len(body) <= MAX_LOOP_BYTES:
-        return False
-    if len(body) > MAX_PLAIN_LOOP_BYTES or not body.isascii() or b"\\" in body:
-        return True
-    # Every element and every member follows one of these characters.
-    return len(body) - len(body.translate(None, b",[{")) > MAX_PLAIN_LOOP_VALUES
+    return cost_of(body) > MAX_LOOP_MICROSECONDS
 
 
 class ComputeThreads:

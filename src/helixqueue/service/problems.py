@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "not-http": (400, "The request is not HTTP", "send HTTP/1.1"),
     "invalid-host": (400, "The Host header is not valid", "send one Host, a name of this service"),
+    "invalid-cursor": (400, "The Last-Event-ID is not valid", "start without Last-Event-ID"),
     "not-json": (400, "The body is not strict JSON", "send strict JSON in UTF-8"),
     "unauthenticated": (
         401,
@@ -106,6 +107,7 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
 DEFAULTS: Final[dict[str, tuple[str, str]]] = {
     "not-http": ("HTTP/1.1", "other bytes"),
     "invalid-host": ("one Host header with a name of this service", "another Host"),
+    "invalid-cursor": ("the id of an event of this stream", "another text"),
     "not-json": ("strict JSON in UTF-8", "other bytes"),
     "unauthenticated": ("a valid token", "no valid token"),
     "forbidden": ("a token that permits the operation", "a token that does not"),

@@ -21,6 +21,7 @@ from helixqueue.service.change_marks import ChangeMarks
 from helixqueue.service.check_jobs import CheckJobs
 from helixqueue.service.claim_hints import ClaimHints
 from helixqueue.service.compute_threads import ComputeThreads
+from helixqueue.service.costs import BodyMemory, LoopTime
 from helixqueue.service.duties import Duties
 from helixqueue.service.metrics import Metrics
 from helixqueue.service.principal import Principal, Principals
@@ -64,6 +65,8 @@ class Service:
             pooled=settings.pooled,
         )
         self.compute = ComputeThreads()
+        self.loop_time = LoopTime()
+        self.memory = BodyMemory(settings.memory, settings.wait_seconds)
         self.principals = Principals(self.sessions, settings, Counters(), self.compute)
         proxies = proxy_networks(settings.trusted_proxies)
         self.anonymous_limit = AnonymousRateLimit(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # The largest document that strict JSON reads (identity/strictjson.py).
 MAX_BODY_BYTES = 1024 * 1024
+MEMORY, LEAST_MEMORY = 512 * 1024 * 1024, 384 * 1024 * 1024
 MAX_OPEN_BODY_BYTES = 1024  # of a request that needs no token
 MAX_ROWS = 1_000  # submissions in one request
 MAX_LEASES = 100  # in one claim: each may carry a payload of one mebibyte
@@ -46,6 +47,7 @@ class ServiceSettings:
     read_seconds: float = 30.0  # to read a part of a response that waits to be sent
     idle_seconds: int = 30  # between a response and the next request
     max_connections: int = 4_000  # beyond it, the longest idle connection is closed
+    memory: int = MEMORY  # of the process in bytes; bodies of requests in progress get a part
     max_requests: int = 2_000  # concurrent requests with a token, waiting ones included
     requests_per_second: float = 500.0  # per token, in this process
     burst: int = 1_000
@@ -82,6 +84,10 @@ class ServiceSettings:
             raise Refused(
                 f"max_pending: expected 1 to {COUNT_BOUND}, got {self.max_pending}: "
                 "the engine does not count further"
+            )
+        if self.memory < LEAST_MEMORY:
+            raise Refused(
+                f"memory: expected at least {LEAST_MEMORY // 2**20} MiB, got {self.memory} bytes"
             )
         if self.seal_to is not None and not self.keys:
             raise Refused("expected a key to sign seals with, got none; see `helixq key create`")

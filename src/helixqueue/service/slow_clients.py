@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from helixqueue.service.service import Service
 
 MAX_HEAD_BYTES: Final = 32 * 1024
+# After the last response, while the client still sends: for so long it may read that response.
+LINGER_SECONDS: Final = 5.0
 SHUTDOWN_SECONDS: Final = 0.3  # longer than a request takes to arrive
 # What uvicorn calls. Under another name in a later release, a limit would silently not apply.
 HOOKS: Final = (
@@ -62,9 +64,11 @@ class TimedConnection(HttpToolsProtocol):
     _is_in_head = False
     _is_refused = False  # the connection has its last response
     _is_closing = False  # the next response is the last
+    _lingering: LingeringTransport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._lingering = LingeringTransport(self)
         self._start_timer(self.tracker.settings.head_seconds, self.tracker.new)
         self.tracker.enforce_limit(self.connections)
 
@@ -79,6 +83,10 @@ class TimedConnection(HttpToolsProtocol):
             return
         self._head_bytes += len(data)
         super().data_received(data)
+        cycle = self.cycle
+        if cycle is not None and cycle.more_body and not cycle.response_complete:
+            # The rest of the body stays with the client until admission has memory for it.
+            self.flow.pause_reading()
         # A head that is not complete, or trailers.
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse_head()
@@ -109,6 +117,7 @@ class TimedConnection(HttpToolsProtocol):
         if self._is_refused:
             return
         super().on_headers_complete()
+        self.cycle.transport = self._lingering  # type: ignore[assignment]
         if self._is_closing:
             self.cycle.keep_alive = False
 
@@ -188,7 +197,35 @@ class TimedConnection(HttpToolsProtocol):
             b"connection: close",
         ]
         self.transport.write(b"\r\n".join([*lines, b"", response.body]))
-        self.transport.close()
+        self.linger()
+
+    def linger(self) -> None:
+        """Close the connection when the client has read the response and stopped sending.
+
+        Closed at once, with bytes unread, the connection is reset: a client that sends its whole
+        request before it reads would lose the response.
+        """
+        self._is_refused = True
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._start_timer(LINGER_SECONDS, self.tracker.idle)
+
+
+class LingeringTransport:
+    """What uvicorn sends a response to: `close` waits if the body of the request is incomplete."""
+
+    def __init__(self, connection: TimedConnection) -> None:
+        self._connection = connection
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+
+    def close(self) -> None:
+        if self._connection.cycle.more_body:
+            self._connection.linger()
+        else:
+            self._connection.transport.close()
 
 
 def connection_class(service: Service) -> type[TimedConnection]:

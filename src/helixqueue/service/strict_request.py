@@ -77,6 +77,15 @@ def check_content_type(scope: Scope) -> None:
         raise Problem("unsupported-media-type", "the Content-Type is not JSON", got=got)
 
 
+def body_size(scope: Scope, max_bytes: int) -> int:
+    """The bytes of a body that is about to arrive; the most it may have if it does not say."""
+    headers = scope["headers"]
+    length = header_text(headers, "content-length")
+    if length.isdecimal():
+        return min(int(length[:19]), max_bytes)
+    return max_bytes if header_values(headers, "transfer-encoding") else 0
+
+
 async def read_body(scope: Scope, receive: Receive, seconds: float, max_bytes: int) -> bytes:
     length = header_text(scope["headers"], "content-length")
     if length.isdecimal() and int(length[:19]) > max_bytes:

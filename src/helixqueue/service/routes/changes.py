@@ -85,7 +85,7 @@ async def _hold_stream(service: ServiceDep, principal: PrincipalDep) -> AsyncIte
             "content": {"text/event-stream": {"schema": _EVENT_SCHEMA}},
         }
     },
-    **operation("read", "too-many-streams"),
+    **operation("read", "too-many-streams", "invalid-cursor"),
 )
 async def changes(
     *,
@@ -207,7 +207,7 @@ def read_id(text: str, cipher: TenantCipher) -> ChangeCursor:
         since = datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (Refused, ValueError, OverflowError):  # also a cursor of another kind
         raise Problem(
-            "invalid-request",
+            "invalid-cursor",
             "Last-Event-ID: expected the id of an earlier event of this stream",
             expected="the id of an event that this tenant received",
             got=ascii(text)[:80],
