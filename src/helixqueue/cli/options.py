@@ -74,12 +74,6 @@ def parse_object(option: str, text: str) -> dict[str, Any]:
     return value
 
 
-def _resubmit_rule(text: str) -> str:
-    if text not in {"answer", "retry"}:
-        raise typer.BadParameter(f"expected answer or retry, got {text!r}")
-    return text
-
-
 def redis_url(url: str) -> str:
     from helixqueue.intake.settings import check_redis_url  # noqa: PLC0415 - few commands need it
 
@@ -89,14 +83,6 @@ def redis_url(url: str) -> str:
         raise typer.BadParameter(str(error).removeprefix("redis: ")) from None
 
 
-ResubmitFailed = Annotated[
-    str | None,
-    option(
-        "--resubmit-failed RULE",
-        "What a new source does to a FAILED batch: answer (nothing) or retry.",
-        parser=_resubmit_rule,
-    ),
-]
 Dsn = Annotated[str | None, option("--dsn DSN", "Use this PostgreSQL. [env: HELIX_DSN]")]
 Data = Annotated[
     Path | None,

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
 
 from helixqueue.errors import Refused
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 MOST_SECONDS = 86_400
 MOST_CONNECTIONS = 10_000
-# PostgreSQL counts in milliseconds, and 0 means no limit.
-_LEAST_SECONDS = {
-    "connect_seconds": 0.001,
-    "statement_seconds": 0.001,
-    "wait_seconds": 0.001,
-    "retry_seconds": 0.0,
-}
+T = TypeVar("T", bound="ResolvedSettings | ResolvedHttpSettings")
 
 
 class ClientSettings(TypedDict, total=False):
@@ -40,14 +37,7 @@ class ResolvedSettings:
 
     @classmethod
     def of(cls, settings: ClientSettings) -> Self:
-        known = [field.name for field in fields(cls)]
-        unknown = next((name for name in settings if name not in known), None)
-        if unknown is not None:
-            raise TypeError(f"unknown setting {unknown!r}; known are {', '.join(known)}")
-        resolved = cls(**settings)
-        for name, least in _LEAST_SECONDS.items():
-            _demand_number(name, getattr(resolved, name), least, MOST_SECONDS)
-        _demand_connections(resolved.connections)
+        resolved = _resolved(cls, settings)
         actor = resolved.actor
         size = len(actor.encode("utf-8", "surrogatepass")) if isinstance(actor, str) else 0
         if actor is not None and not 1 <= size <= 255:
@@ -82,16 +72,7 @@ class ResolvedHttpSettings:
 
     @classmethod
     def of(cls, settings: HttpSettings) -> Self:
-        known = [field.name for field in fields(cls)]
-        unknown = next((name for name in settings if name not in known), None)
-        if unknown is not None:
-            raise TypeError(f"unknown setting {unknown!r}; known are {', '.join(known)}")
-        resolved = cls(**settings)
-        for name in ("connect_seconds", "answer_seconds", "wait_seconds"):
-            _demand_number(name, getattr(resolved, name), 0.001, MOST_SECONDS)
-        _demand_number("retry_seconds", resolved.retry_seconds, 0.0, MOST_SECONDS)
-        _demand_connections(resolved.connections)
-        return resolved
+        return _resolved(cls, settings)
 
     def where(self, url: str, token: str) -> dict[str, Any]:
         """Return the arguments of `ServiceAddress`."""
@@ -100,10 +81,22 @@ class ResolvedHttpSettings:
         return {"url": url, "token": token, **values}
 
 
-def _demand_connections(value: int) -> None:
-    _demand_number("connections", value, 1, MOST_CONNECTIONS)
-    if not isinstance(value, int):
-        raise Refused(f"connections: expected a whole number, got {value!r}")
+def _resolved(kind: type[T], settings: Mapping[str, Any]) -> T:
+    """The settings with defaults; raises for unknown names and for values out of bounds."""
+    known = [field.name for field in fields(kind)]
+    unknown = next((name for name in settings if name not in known), None)
+    if unknown is not None:
+        raise TypeError(f"unknown setting {unknown!r}; known are {', '.join(known)}")
+    resolved = kind(**settings)
+    for name in known:
+        if name.endswith("_seconds"):
+            # PostgreSQL counts in milliseconds, and 0 means no limit.
+            least = 0.0 if name == "retry_seconds" else 0.001
+            _demand_number(name, getattr(resolved, name), least, MOST_SECONDS)
+    _demand_number("connections", resolved.connections, 1, MOST_CONNECTIONS)
+    if not isinstance(resolved.connections, int):
+        raise Refused(f"connections: expected a whole number, got {resolved.connections!r}")
+    return resolved
 
 
 def _demand_number(name: str, value: float, least: float, most: float) -> None:

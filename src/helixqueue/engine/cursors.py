@@ -11,12 +11,15 @@ from helixqueue.records.ledger import FeedRow, LedgerRow
 from helixqueue.records.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from helixqueue.postgres.call import Row
+
+T = TypeVar("T")
 Named = TypeVar("Named", LedgerRow, FeedRow)
 PAGE_ROWS_MAX: Final = 1_000
 INT4_MAX: Final = 2**31 - 1
-_LAST_ID: Final = 2**63 - 1
+LAST_ID: Final = 2**63 - 1
 
 
 def demand_page(limit: int) -> None:
@@ -26,23 +29,43 @@ def demand_page(limit: int) -> None:
 
 def after_time(after: str | None, until: datetime | None) -> dict[str, Any]:
     """Start after the previous page or at `until`, whichever is earlier."""
-    at, last = _read_cursor(after)
+    at, last = after_place(after, ("infinity", LAST_ID))
     if until is not None and (isinstance(at, str) or until <= at):
         at, last = until, 0
     return {"at": at, "id": last}
 
 
-def _read_cursor(after: str | None) -> tuple[datetime | str, int]:
+def after_place(after: str | None, first: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The position of the last row of the previous page, a time and numbers; else `first`."""
     if after is None:
-        return "infinity", _LAST_ID
+        return first
     try:
-        at, _, last = after.partition("~")
-        when, number = datetime.fromisoformat(at), int(last)
-        if when.tzinfo is None or not 0 <= number <= _LAST_ID:
+        at, *rest = after.split("~")
+        when, numbers = datetime.fromisoformat(at), list(map(int, rest))
+        fits = len(rest) == len(first) - 1 and all(0 <= number <= LAST_ID for number in numbers)
+        if when.tzinfo is None or not fits:
             raise ValueError(after)
     except ValueError:
         raise _invalid_cursor(after) from None
-    return when, number
+    return when, *numbers
+
+
+def place_text(place: Sequence[Any]) -> str | None:
+    """The cursor of a position; None where there is none."""
+    if None in place:
+        return None
+    return "~".join(v.isoformat() if isinstance(v, datetime) else str(v) for v in place)
+
+
+def scanned_page(rows: Sequence[Row], width: int, limit: int, read: Callable[[Row], T]) -> Page[T]:
+    """A page of a bounded scan, for which one more row than `limit` was read.
+
+    Each row has the end of the scan and its own position, both of `width` columns; the latter is
+    null if nothing matched. `read` gets what follows the end of the scan.
+    """
+    found = [row[width:] for row in rows if row[2 * width - 1] is not None]
+    last = found[limit - 1] if len(found) > limit else rows[0] if rows else (None,)
+    return Page(tuple(map(read, found[:limit])), place_text(last[:width]))
 
 
 def _invalid_cursor(after: str) -> Refused:
@@ -51,7 +74,7 @@ def _invalid_cursor(after: str) -> Refused:
     )
 
 
-def after_number(after: str | None, first: int, most: int = _LAST_ID) -> int:
+def after_number(after: str | None, first: int, most: int = LAST_ID) -> int:
     """The number of the last row of the previous page; `first` for the first page."""
     if after is None:
         return first
@@ -64,7 +87,7 @@ def after_number(after: str | None, first: int, most: int = _LAST_ID) -> int:
 
 def after_life(after: str | None) -> dict[str, int]:
     """For fences, which are listed by the number of their first claim."""
-    return {"life": after_number(after, _LAST_ID)}
+    return {"life": after_number(after, LAST_ID)}
 
 
 def after_queue(after: str | None) -> dict[str, str]:

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from helixqueue.engine.arrays import plain, texts
-from helixqueue.engine.cursors import after_life, demand_page
+from helixqueue.engine.cursors import after_life, demand_page, scanned_page
 from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, key_text
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.fence import FenceEventRow, FenceRow, receipt_text
-from helixqueue.records.page import Page
 from helixqueue.states import FenceState
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from helixqueue.records.fence import DecisionWord, FencePreview
     from helixqueue.records.lease import Token
+    from helixqueue.records.page import Page
 
 _SQL = sql_texts("helixqueue.engine", "fences.sql")
 
@@ -273,7 +273,11 @@ def list_fences(
         "limit": limit + 1,  # one more row shows whether there is a next page
         "look": max(ROWS_SCANNED if bounded else 0, limit + 1),
     }
-    return Call(_SQL["list_fences"], args | after_life(after), lambda rows: _read_page(rows, limit))
+
+    def read(rows: list[Row]) -> Page[FenceRow]:
+        return scanned_page(rows, 1, limit, lambda row: _read_row(row[1:]))
+
+    return Call(_SQL["list_fences"], args | after_life(after), read)
 
 
 def fence_history(key: bytes) -> Call[list[FenceEventRow]]:
@@ -353,16 +357,6 @@ def _read_decision(rows: list[Row]) -> FenceDecision:
     [row] = rows
     reply = FenceDecision._make(row)
     return reply if reply.state is None else reply._replace(state=FenceState(reply.state))
-
-
-def _read_page(rows: list[Row], limit: int) -> Page[FenceRow]:
-    """Each row has the end of the scan, its position and the fence; nulls for no fence."""
-    fences = [row[1:] for row in rows if row[1] is not None]
-    following = fences[limit - 1][0] if len(fences) > limit else rows[0][0]
-    return Page(
-        tuple(_read_row(row[1:]) for row in fences[:limit]),
-        None if following is None else str(following),
-    )
 
 
 def _read_row(row: Row) -> FenceRow:

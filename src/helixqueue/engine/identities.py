@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from helixqueue.engine.calls import identity_parts
-from helixqueue.errors import Refused
+from helixqueue.engine.cursors import LAST_ID, after_number, after_place, place_text
 from helixqueue.postgres.call import Call
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.identity import RefusedIdentityRow, StoredIdentity
@@ -16,15 +15,13 @@ if TYPE_CHECKING:
     from helixqueue.postgres.call import Row
 
 _SQL = sql_texts("helixqueue.engine", "identities.sql")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST: Final = 2**63 - 1
 
 
 def refused(
     *, tenant: str, queue: str, after: str | None = None, limit: int = 50
 ) -> Call[Page[RefusedIdentityRow]]:
     """Refused identities of a queue, newest first."""
-    before = _LAST if after is None else _numbers(after, 1)[0]
+    before = after_number(after, LAST_ID)
 
     def read(rows: list[Row]) -> Page[RefusedIdentityRow]:
         shown = rows[:limit]
@@ -40,15 +37,11 @@ def identities(
     *, tenant: str, queue: str, after: str | None = None, limit: int = 500
 ) -> Call[Page[StoredIdentity]]:
     """Identities of a queue in the order of their arrival; batches without one are left out."""
-    microseconds, last = (0, 0) if after is None else _numbers(after, 2)
-    position = _EPOCH + timedelta(microseconds=microseconds)
+    at, last = after_place(after, ("-infinity", 0))
 
     def read(rows: list[Row]) -> Page[StoredIdentity]:
         shown = rows[:limit]
-        cursor = None
-        if len(rows) > limit:
-            created_at, number = shown[-1][:2]
-            cursor = f"{(created_at - _EPOCH) // timedelta(microseconds=1)}-{number}"
+        cursor = place_text(shown[-1][:2]) if len(rows) > limit else None
         return Page(
             tuple(
                 StoredIdentity(batch_id, identity_parts(text), identity_parts(raw))
@@ -58,11 +51,4 @@ def identities(
             cursor,
         )
 
-    return Call(_SQL["identities"], (tenant, queue, position, last, limit + 1), read)
-
-
-def _numbers(cursor: str, count: int) -> list[int]:
-    parts = cursor.split("-")
-    if len(parts) != count or not all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts):
-        raise Refused(f"after: expected `next` of the previous page, got {cursor[:80]!a}")
-    return [int(part) for part in parts]
+    return Call(_SQL["identities"], (tenant, queue, at, last, limit + 1), read)

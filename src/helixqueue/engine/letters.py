@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from helixqueue.engine.arrays import numbers, texts
 from helixqueue.engine.calls import read_submitted
-from helixqueue.engine.cursors import demand_page
-from helixqueue.errors import Refused
+from helixqueue.engine.cursors import LAST_ID, after_number, demand_page, scanned_page
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.letter import IntakeRow, IntakeState, LetterRow, StoredLetter
-from helixqueue.records.page import Page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from helixqueue.records.letter import NewLetter
+    from helixqueue.records.page import Page
     from helixqueue.records.submission import Source, SubmissionRow, SubmittedRow
 
 STALE_SECONDS = 30.0  # without a report for so long, an intake counts as gone
@@ -124,24 +123,17 @@ def letters(
 ) -> Call[Page[LetterRow]]:
     """Read a page of letters, newest first."""
     demand_page(limit)
-    if after is not None and not (after.isascii() and after.isdigit() and len(after) <= 18):
-        raise Refused(f"after: expected `next` of the previous page, got {ascii(after)[:80]}")
     args = {
         "tenant": tenant,
         "status": status,
         "reason": reason,
         "queue": queue,
-        "before": 2**63 - 1 if after is None else int(after),
+        "before": after_number(after, LAST_ID),
         "look": max(_ROWS_SCANNED, limit + 1),
         "limit": limit + 1,
     }
 
-    def read(rows: list[Row]) -> Page[LetterRow]:
-        found = [_read_letter(row[1:]) for row in rows if row[1] is not None]
-        last = found[limit - 1].letter if len(found) > limit else rows[0][0]
-        return Page(tuple(found[:limit]), None if last is None else str(last))
-
-    return Call(_SQL["letters"], args, read)
+    return Call(_SQL["letters"], args, lambda rows: scanned_page(rows, 1, limit, _read_letter))
 
 
 def letter(letter: int, *, body: bool = False) -> Call[StoredLetter | None]:

@@ -10,8 +10,7 @@ from unicodedata import normalize
 
 from helixqueue.engine.arrays import texts
 from helixqueue.engine.calls import identity_parts
-from helixqueue.engine.cursors import demand_page
-from helixqueue.errors import Refused
+from helixqueue.engine.cursors import LAST_ID, after_place, demand_page, scanned_page
 from helixqueue.identity import PART_SEPARATOR
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
@@ -23,7 +22,6 @@ from helixqueue.records.overview import (
     Overview,
     QueueOverview,
 )
-from helixqueue.records.page import Page
 from helixqueue.records.series import Period, RollupRow, TimeSeries, figures_of, points_of
 from helixqueue.records.waiting import BatchProof, EntryProof, WaitingBatch, why_waiting
 from helixqueue.states import State
@@ -31,6 +29,8 @@ from helixqueue.states import State
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
+
+    from helixqueue.records.page import Page
 
 _SQL = sql_texts("helixqueue.engine", "overview.sql")
 # Length of a step and number of steps, and the length of the rows that are read.
@@ -42,7 +42,6 @@ _STEPS: Final[dict[Period, tuple[int, int, int]]] = {
     "30d": (21_600, 120, 3_600),
 }
 _ROWS_SCANNED: Final = 1_000
-_LAST: Final = 2**63 - 1
 # Fewer digits of an id would match too many batches; a key has 64.
 _ID_DIGITS: Final = re.compile(r"[0-9a-f]{6,64}")
 
@@ -137,7 +136,7 @@ def refusals(
 ) -> Call[Page[LateWrite]]:
     """Read a page of late writes, newest first; without the attempts of their batches."""
     demand_page(limit)
-    at, batch, number = _after(after, 2)
+    at, batch, number = after_place(after, ("infinity", LAST_ID, LAST_ID))
     args = {
         "tenant": tenant,
         "queue": queue,
@@ -148,12 +147,7 @@ def refusals(
         "limit": limit + 1,
     }
 
-    def read(rows: list[Row]) -> Page[LateWrite]:
-        found = [row[3:] for row in rows if row[3] is not None]
-        last = found[limit - 1][:3] if len(found) > limit else rows[0][:3]
-        return Page(tuple(_read_refusal(row) for row in found[:limit]), _cursor(last))
-
-    return Call(_SQL["refusals"], args, read)
+    return Call(_SQL["refusals"], args, lambda rows: scanned_page(rows, 3, limit, _read_refusal))
 
 
 def _read_refusal(row: Row) -> LateWrite:
@@ -165,7 +159,7 @@ def _read_refusal(row: Row) -> LateWrite:
 def activity(*, tenant: str, after: str | None = None, limit: int = 50) -> Call[Page[Activity]]:
     """Read a page of what people and applications did, newest first."""
     demand_page(limit)
-    at, last_id = _after(after, 1)
+    at, last_id = after_place(after, ("infinity", LAST_ID))
     args = {
         "tenant": tenant,
         "at": at,
@@ -174,12 +168,10 @@ def activity(*, tenant: str, after: str | None = None, limit: int = 50) -> Call[
         "limit": limit + 1,
     }
 
-    def read(rows: list[Row]) -> Page[Activity]:
-        found = [row[2:] for row in rows if row[2] is not None]
-        last = found[limit - 1][:2] if len(found) > limit else rows[0][:2]
-        return Page(tuple(Activity(row[0], *row[2:]) for row in found[:limit]), _cursor(last))
+    def read(row: Row) -> Activity:
+        return Activity(row[0], *row[2:])
 
-    return Call(_SQL["activity"], args, read)
+    return Call(_SQL["activity"], args, lambda rows: scanned_page(rows, 2, limit, read))
 
 
 def matches(*, tenant: str, text: str, limit: int = 10) -> Call[list[Match]]:
@@ -239,28 +231,3 @@ def _read_waiting(row: Row) -> WaitingBatch:
     return WaitingBatch(
         batch_id, parts, since, attempt, why, requires, alive, fitting, detail
     )  # fmt: skip
-
-
-def _after(after: str | None, numbers: int) -> tuple[Any, ...]:
-    """The position of a cursor: a time and some numbers."""
-    if after is None:
-        return ("infinity", *[_LAST] * numbers)
-    try:
-        at, *rest = after.split("~")
-        when, places = datetime.fromisoformat(at), [int(number) for number in rest]
-        if (
-            when.tzinfo is None
-            or len(places) != numbers
-            or not all(0 <= number <= _LAST for number in places)
-        ):
-            raise ValueError(after)
-    except ValueError:
-        raise Refused(
-            f"after: expected `next` of the previous page, got {ascii(after)[:80]}"
-        ) from None
-    return when, *places
-
-
-def _cursor(position: Sequence[Any]) -> str | None:
-    at, *numbers = position
-    return None if at is None else "~".join([at.isoformat(), *map(str, numbers)])

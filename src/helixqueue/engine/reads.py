@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.engine.arrays import plain, texts
 from helixqueue.engine.calls import LEASES_MAX, identity_parts, queue_members
-from helixqueue.engine.cursors import after_queue, after_time, after_worker, demand_page
+from helixqueue.engine.cursors import (
+    after_queue,
+    after_time,
+    after_worker,
+    demand_page,
+    scanned_page,
+)
 from helixqueue.errors import InvalidIdentity, Refused
 from helixqueue.identity import (
     PART_SEPARATOR,
@@ -111,7 +117,11 @@ def batches(
     args["look"] = max(_ROWS_SCANNED.get(str(args["scan"]), 0), limit + 1)
     # Leased batches are in the order of internal ids, so a time does not bound their scan.
     args |= after_time(after, None if args["scan"] == "leased" else until)
-    return Call(_SQL["batches"], args, lambda rows: _read_page(rows, limit))
+
+    def read(rows: list[Row]) -> Page[BatchRow]:
+        return scanned_page(rows, 2, limit, lambda row: _read_batch(row[2:]))
+
+    return Call(_SQL["batches"], args, read)
 
 
 def _scan(state: State | None, worker: str | None, failure: str | None) -> str:
@@ -137,23 +147,6 @@ def _forms(identity: str | tuple[str, ...]) -> list[tuple[str, ...]]:
     if not forms and refusal is not None:
         raise refusal
     return list(forms)
-
-
-def _read_page(rows: list[Row], limit: int) -> Page[BatchRow]:
-    page, cursor = _cut(rows, limit)
-    return Page(tuple(_read_batch(row) for row in page), cursor)
-
-
-def _cut(rows: list[Row], limit: int) -> tuple[list[Row], str | None]:
-    """Split rows into a page and its `next`.
-
-    Each row has the end of the scan, its own position and its columns; nulls if none matched.
-    """
-    edge = tuple(rows[0][:2]) if rows else (None, None)
-    matches = [row[2:] for row in rows if row[3] is not None]
-    at, last = matches[limit - 1][:2] if len(matches) > limit else edge
-    cursor = None if last is None else f"{at.isoformat()}~{last}"
-    return [row[2:] for row in matches[:limit]], cursor
 
 
 def _read_batch(row: Row) -> BatchRow:

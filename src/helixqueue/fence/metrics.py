@@ -8,12 +8,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import NotInstalled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from prometheus_client import Metric
 
@@ -88,67 +88,51 @@ def prometheus_text(counters: CounterSnapshot, open_fences: list[FenceCount], la
     return generate_latest(FenceCollector()).decode()
 
 
-def _counter_families(counters: CounterSnapshot) -> Iterable[Metric]:
-    from prometheus_client.core import (  # noqa: PLC0415 - an extra
-        CounterMetricFamily,
-        SummaryMetricFamily,
-    )
+def _family(
+    kind: str, name: str, text: str, labels: tuple[str, ...], rows: Iterable[Sequence[Any]]
+) -> Metric:
+    """A family of metrics; each row has the values of its labels, then the figures."""
+    from prometheus_client import core  # noqa: PLC0415 - an extra
 
-    decisions = CounterMetricFamily(
-        "helix_fence_decisions",
-        "Fenced calls by decision.",
-        labels=("surface", "fence", "decision"),
-    )
-    for key, number in sorted(counters.decisions.items()):
-        decisions.add_metric(key, number)
-    yield decisions
-    retaken = CounterMetricFamily(
-        "helix_fence_retaken",
-        "Effects started by a second or later attempt.",
-        labels=("surface", "fence"),
-    )
-    for pair, number in sorted(counters.retaken.items()):
-        retaken.add_metric(pair, number)
-    yield retaken
-    seconds = SummaryMetricFamily(
-        "helix_fence_seconds",
-        "Seconds until the seal, and waited for another holder.",
-        labels=("surface", "fence", "what"),
-    )
-    for key, number in sorted(counters.times.items()):
-        seconds.add_metric(key, number, counters.seconds[key])
-    yield seconds
-    hint = CounterMetricFamily(
-        "helix_fence_hint", "Replies of the cache of sealed answers.", labels=("answer",)
-    )
-    for word, number in sorted(counters.hint.items()):
-        hint.add_metric((word,), number)
-    yield hint
+    family: Any = getattr(core, f"{kind}MetricFamily")(f"helix_fence_{name}", text, labels=labels)
+    for values, *figures in rows:
+        family.add_metric(values, *figures)
+    metric: Metric = family
+    return metric
+
+
+def _counter_families(counters: CounterSnapshot) -> Iterable[Metric]:
+    surface, fence = "surface", "fence"
+    yield _family(
+        "Counter", "decisions", "Fenced calls by decision.", (surface, fence, "decision"),
+        sorted(counters.decisions.items()),
+    )  # fmt: skip
+    yield _family(
+        "Counter", "retaken", "Effects started by a second or later attempt.", (surface, fence),
+        sorted(counters.retaken.items()),
+    )  # fmt: skip
+    yield _family(
+        "Summary", "seconds", "Seconds until the seal, and waited for another holder.",
+        (surface, fence, "what"),
+        [(key, number, counters.seconds[key]) for key, number in sorted(counters.times.items())],
+    )  # fmt: skip
+    yield _family(
+        "Counter", "hint", "Replies of the cache of sealed answers.", ("answer",),
+        [((word,), number) for word, number in sorted(counters.hint.items())],
+    )  # fmt: skip
 
 
 def _gauge_families(open_fences: list[FenceCount], lag: SweepLag) -> Iterable[Metric]:
-    from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - an extra
-
-    number = GaugeMetricFamily(
-        "helix_fence_open",
-        "Fences that have not ended, at most 10,000 counted per state.",
-        labels=("fence", "state"),
-    )
-    oldest = GaugeMetricFamily(
-        "helix_fence_open_oldest_seconds",
-        "Seconds since the oldest of them changed state.",
-        labels=("fence", "state"),
-    )
-    for row in open_fences:
-        number.add_metric((row.name, row.state), row.number)
-        oldest.add_metric((row.name, row.state), row.seconds)
-    yield number
-    yield oldest
-    behind = GaugeMetricFamily(
-        "helix_fence_housekeeping_lag_seconds",
-        "Seconds by which housekeeping is behind.",
-        labels=("of",),
-    )
-    for of in ("leases", "answers", "tombstones"):
-        behind.add_metric((of,), getattr(lag, of))
-    yield behind
+    labels = ("fence", "state")
+    yield _family(
+        "Gauge", "open", "Fences that have not ended, at most 10,000 counted per state.", labels,
+        [((row.name, row.state), row.number) for row in open_fences],
+    )  # fmt: skip
+    yield _family(
+        "Gauge", "open_oldest_seconds", "Seconds since the oldest of them changed state.", labels,
+        [((row.name, row.state), row.seconds) for row in open_fences],
+    )  # fmt: skip
+    yield _family(
+        "Gauge", "housekeeping_lag_seconds", "Seconds by which housekeeping is behind.", ("of",),
+        [((of,), getattr(lag, of)) for of in ("leases", "answers", "tombstones")],
+    )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from select import POLLIN, poll
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
 
 from helixqueue.errors import NotInstalled, Refused
 
@@ -28,6 +28,15 @@ T = TypeVar("T")
 # Behind pgbouncer a prepared statement may reach a session that does not have it, so `pooled` turns
 # preparing off. Otherwise psycopg prepares a statement at its third use.
 _PREPARE_AFTER = 2
+
+
+class ConnectOptions(TypedDict, total=False):
+    """The arguments of `connect_options`."""
+
+    pooled: bool
+    timeout_seconds: float
+    statement_seconds: float | None
+    tenant: str | None
 
 
 def connect_options(
@@ -123,28 +132,14 @@ class Database:
         self.connection = connection
 
     @classmethod
-    def connect(
-        cls,
-        dsn: str,
-        *,
-        pooled: bool = False,
-        timeout_seconds: float = 10,
-        statement_seconds: float | None = None,
-        tenant: str | None = None,
-    ) -> Self:
+    def connect(cls, dsn: str, **options: Unpack[ConnectOptions]) -> Self:
         """Open an autocommit connection: each call commits by itself."""
-        options = connect_options(
-            dsn,
-            pooled=pooled,
-            timeout_seconds=timeout_seconds,
-            statement_seconds=statement_seconds,
-            tenant=tenant,
-        )
+        arguments = connect_options(dsn, **options)
         try:
-            connection = psycopg.connect(dsn, autocommit=True, **options)
+            connection = psycopg.connect(dsn, autocommit=True, **arguments)
         except psycopg.Error as error:
             raise unreached(error) from error
-        connection.prepare_threshold = None if pooled else _PREPARE_AFTER
+        connection.prepare_threshold = None if options.get("pooled") else _PREPARE_AFTER
         return cls(connection)
 
     def run(self, call: Call[T]) -> T:
@@ -171,27 +166,13 @@ class AsyncDatabase:
         self.connection = connection
 
     @classmethod
-    async def connect(
-        cls,
-        dsn: str,
-        *,
-        pooled: bool = False,
-        timeout_seconds: float = 10,
-        statement_seconds: float | None = None,
-        tenant: str | None = None,
-    ) -> Self:
-        options = connect_options(
-            dsn,
-            pooled=pooled,
-            timeout_seconds=timeout_seconds,
-            statement_seconds=statement_seconds,
-            tenant=tenant,
-        )
+    async def connect(cls, dsn: str, **options: Unpack[ConnectOptions]) -> Self:
+        arguments = connect_options(dsn, **options)
         try:
-            connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, **options)
+            connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, **arguments)
         except psycopg.Error as error:
             raise unreached(error) from error
-        connection.prepare_threshold = None if pooled else _PREPARE_AFTER
+        connection.prepare_threshold = None if options.get("pooled") else _PREPARE_AFTER
         return cls(connection)
 
     async def run(self, call: Call[T]) -> T:

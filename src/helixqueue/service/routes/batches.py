@@ -212,14 +212,5 @@ def _submission(row: SubmitRequest, request_key: Source | None) -> Submission:
         source = Source(row.source.kind, row.source.name, row.source.id)
     if source is None and row.model_fields_set == _REQUIRED:
         return Submission(row.identity, row.payload)  # most rows; half of the time
-    return Submission(
-        row.identity,
-        row.payload,
-        revision=row.revision,
-        priority=row.priority,
-        run_at=row.run_at,
-        expires_at=row.expires_at,
-        limit_key=row.limit_key,
-        requires=row.requires,
-        source=source,
-    )
+    values = {name: getattr(row, name) for name in row.model_fields_set}
+    return Submission(**values | {"source": source})

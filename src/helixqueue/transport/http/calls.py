@@ -16,7 +16,7 @@ from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, key_bytes
 from helixqueue.records.lease import ClaimResult, LeaseRow, SealedToken, WriteResult
 from helixqueue.records.ledger import AppendedRow
-from helixqueue.records.submission import WITHOUT_IDENTITY, Receipt, SubmittedRow
+from helixqueue.records.submission import WITHOUT_IDENTITY, Receipt, SubmissionRow, SubmittedRow
 from helixqueue.states import State
 from helixqueue.transport.http.call import HttpCall, at, post, to_json
 from helixqueue.transport.http.problem import error_from
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from helixqueue.records.lease import LeaseRef, Settlement
     from helixqueue.records.ledger import NewEventRow
-    from helixqueue.records.submission import SubmissionRow
 
 T = TypeVar("T")
 # Limits of one request to the service.
@@ -59,20 +58,18 @@ def submit(
     )
 
 
+_OPTIONS = SubmissionRow._fields[3:]
+
+
 def _submission(row: SubmissionRow) -> bytes:
     named = row.raw if row.raw is not None else row.identity
     parts = None if named is None else named.split(PART_SEPARATOR)
     document: dict[str, Any] = {
         "identity": parts[0] if parts is not None and len(parts) == 1 else parts
     }
-    for name in ("revision", "priority", "limit_key"):
-        value = getattr(row, name)
+    for name, value in zip(_OPTIONS, row[3:], strict=True):
         if value not in (None, ""):
-            document[name] = value
-    for name in ("run_at", "expires_at"):
-        moment = getattr(row, name)
-        if moment is not None:
-            document[name] = moment.isoformat()
+            document[name] = value.isoformat() if isinstance(value, datetime) else value
     if row.requires is not None:
         document["requires"] = json.loads(row.requires)
     if row.source is not None:
