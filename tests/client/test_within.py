@@ -36,7 +36,7 @@ from helixqueue import (
     Unavailable,
 )
 from tests.support.connections import ASYNC, SYNC, url
-from tests.support.lab import BATCHES
+from tests.support.lab import BATCHES, end_minute
 
 KINDS = {**SYNC, **ASYNC}
 
@@ -108,6 +108,7 @@ def test_conflict_leaves_the_transaction_of_the_caller_usable(database, name, ki
     assert asyncio.run(story()) == [{"op": "replace", "path": "/n", "value": 2, "was": 1}]
     assert database.value(BATCHES, name) == 2
     # The refusal of an identity is on record whatever became of the transaction.
+    end_minute(database)
     kinds = database.rows("select kind from helix.decision where queue = %s order by id", name)
     assert sorted(kinds) == [("conflict",), ("refused",), ("setting",)]
 

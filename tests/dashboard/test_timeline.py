@@ -65,9 +65,9 @@ TWICE = batch_of(
     attempts=(LOST, attempt(2, "seq-03", at("14:07:02"), at("14:21:37"), "completed")),
     refusals=(refusal(48_001, "seq-07", at("14:24:05")),),
     decisions=(
-        DecisionRow(at("14:03:40"), "duplicate", "intake", None),
-        DecisionRow(at("14:11:52"), "duplicate", "intake", None),
-        DecisionRow(at("14:12:00"), "setting", "operator", None),
+        DecisionRow(at("14:03:40"), "duplicate", "intake", None, 1, at("14:03:40")),
+        DecisionRow(at("14:11:52"), "duplicate", "intake", None, 1, at("14:11:52")),
+        DecisionRow(at("14:12:00"), "setting", "operator", None, 1, at("14:12:00")),
     ),
     sources=(
         SourceRow(
@@ -239,7 +239,9 @@ def test_labels_never_meet(leases, repeats, width, completes):
         finished_at=time if completes else None,
         attempts=tuple(rows),
         refusals=tuple(refusals),
-        decisions=tuple(DecisionRow(when, "duplicate", "intake", None) for when in arrivals),
+        decisions=tuple(
+            DecisionRow(when, "duplicate", "intake", None, 1, when) for when in arrivals
+        ),
     )
     drawn = timeline(batch, max(time, *arrivals, time) if arrivals else time, lease_seconds=30)
     for picture in [*(lane.picture for lane in drawn.lanes), drawn.axis]:

@@ -51,6 +51,7 @@ def everything(lab):
     return lab.rows(
         "select (select count(*) from helix.batch), (select count(*) from helix.entry),"
         " (select count(*) from helix.refusal), (select count(*) from helix.decision),"
+        " (select sum(times) from helix.answer_count),"
         " (select md5(string_agg(w::text, '|' order by w.batch)) from helix.work w)"
     )
 

@@ -6,10 +6,9 @@ import psycopg
 import pytest
 
 from helixqueue.engine import calls, duties
-from helixqueue.ledger.replay import replay
-from helixqueue.operate.check import check
 from helixqueue.states import State
-from tests.support.lab import Lab, completion, engine_function
+from tests.support.engine_traffic import proven
+from tests.support.lab import Lab, completion, end_minute, engine_function
 
 pytestmark = pytest.mark.module_database
 
@@ -35,14 +34,6 @@ def tended(lab, duty, limit=1_000):
 
 def retired(lab, limit=1_000):
     return tended(lab, "retire", limit)
-
-
-def proven(database):
-    with database.connect("helix_migrator") as connection:
-        assert replay(connection).clean
-        wrong = [item.witnesses for item in check(connection) if not item.holds]
-    # The tests' own function, which lets time pass.
-    assert all("test_pass_time" in str(witness) for found in wrong for witness in found), wrong
 
 
 def finished(lab, count=4, prefix="s", **options):
@@ -178,7 +169,7 @@ def test_invalid_retention_time_is_refused(lab, seconds):
 
 def decisions(lab):
     return lab.rows(
-        "select d.kind, count(*) from helix.decision d where d.queue = %s group by 1 order by 1",
+        "select kind, sum(times) from helix.decision where queue = %s group by 1 order by 1",
         lab.q,
     )
 
@@ -193,11 +184,12 @@ def test_endless_repeats_of_a_submission_do_not_grow_the_table(lab):
         calls.note_refused(tenant="a", queue=lab.q, refused=[(b"\xff", "not Unicode")], actor="ann")
     )
     lab.decide("erase", answer[0].receipt.batch_id)
+    end_minute(lab.database)
     retired(lab)
     before = [("conflict", 1), ("duplicate", 5), ("erased", 1), ("refused", 1), ("setting", 1)]
     assert decisions(lab) == before, "their time has not come"
     lab.queue(keep_decisions_seconds=0.001)
-    assert retired(lab, limit=2)[:3] == [2, 2, 2], "in bounded steps"
+    assert max(retired(lab, limit=2)) <= 2, "in bounded steps"
     # What explains why a payload is gone, and what the queue was told, stays.
     assert decisions(lab) == [("erased", 1), ("setting", 2)]
     lab.queue(keep_decisions_seconds=0)  # for ever: other tests count what goes
@@ -213,6 +205,7 @@ def test_one_queues_decisions_are_not_anothers(lab):
         other.queue(keep_decisions_seconds=0.001)
         other.submit("a")
         other.submit("a")
+        end_minute(lab.database)
         assert sum(retired(other)) == 1
         assert decisions(other) == [("setting", 1)]
     assert decisions(lab) == [("duplicate", 1), ("setting", 1)]

@@ -13,7 +13,7 @@ from helixqueue.errors import HelixError
 from helixqueue.records.letter import NewLetter
 from helixqueue.records.submission import Source, SubmissionRow
 from helixqueue.states import State
-from tests.support.lab import Lab, engine_function, wait_until
+from tests.support.lab import Lab, end_minute, engine_function, wait_until
 
 pytestmark = pytest.mark.module_database
 
@@ -152,6 +152,7 @@ def test_seen_source_never_reopens_after_retention_of_decisions_and_batches(lab)
     lab.queue(resubmit_failed="retry", keep_decisions_seconds=0.001)
     batch = failed_batch(lab)
     lab.submit_rows(row(lab, "s1", "1-1"))
+    end_minute(lab.database)
     due(lab, "retire")
     assert lab.run(reads.batch_detail(batch)).decisions == ()
     [answer] = lab.submit_rows(row(lab, "s1", "1-1"))

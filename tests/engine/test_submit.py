@@ -25,7 +25,7 @@ from helixqueue.identity.characters import WHITE_SPACE, flaw
 from helixqueue.postgres.database import Database
 from helixqueue.records.submission import SubmissionRow
 from helixqueue.states import State
-from tests.support.lab import POOLED, Lab, wait_until
+from tests.support.lab import POOLED, Lab, end_minute, wait_until
 
 pytestmark = pytest.mark.module_database
 
@@ -157,11 +157,13 @@ def test_every_duplicate_and_conflict_leaves_a_decision(lab):
     [first] = lab.submit("s1", payload={"tube": 1})
     lab.submit("s1", "s1", payload={"tube": 1})
     lab.submit("s1", payload={"tube": 2})
+    end_minute(lab.database)
     found = lab.rows(
-        "select kind, queue, actor from helix.decision where batch = %s order by id",
+        "select kind, queue, actor, sum(times) from helix.decision where batch = %s"
+        " group by 1, 2, 3 order by 1",
         lab.number(first.receipt.batch_id),
     )
-    assert found == [("duplicate", lab.q, "pool")] * 2 + [("conflict", lab.q, "pool")]
+    assert found == [("conflict", lab.q, "pool", 1), ("duplicate", lab.q, "pool", 2)]
 
 
 def test_new_work_is_the_first_event_and_needs_no_decision(lab):
@@ -366,7 +368,8 @@ def test_unknown_queue_a_closed_one_and_another_profile_are_refused(lab):
     refused(lab.submit("s1"), f"queue {lab.q} is closed")
     assert batches(lab) == 0
     # Refusals are on record as duplicates and conflicts are.
-    request = "select count(*) from helix.decision where kind = 'refused' and queue = %s"
+    end_minute(lab.database)
+    request = "select sum(times) from helix.decision where kind = 'refused' and queue = %s"
     assert lab.value(request, lab.q) == 2
     lab.queue(closed=False)
     assert decisions(lab.submit("s1")) == ["new"]
@@ -455,6 +458,7 @@ def test_invalid_identities_are_recorded_with_their_bytes(lab):
     lab.run(
         calls.note_refused(tenant="a", queue=lab.q, refused=[(raw, "not UTF-8")], actor="intake")
     )
+    end_minute(lab.database)
     [(kind, actor, detail)] = lab.rows(
         "select kind, actor, detail from helix.decision where kind = 'refused' and queue = %s",
         lab.q,

@@ -149,3 +149,47 @@ def test_open_first_submission_of_a_tenant_does_not_block_that_of_another(lab, d
         lab.submit("q", tenant="quick")
         open_transaction.commit()
     assert {lease.tenant for lease in lab.claim(2)} == {"slow", "quick"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"requires": '{"gpus": 3}'}, {"priority": 7}, {"requires": '{"labels": {"a": "b"}}'}],
+    ids=["class", "lane", "label"],
+)
+def test_open_transaction_with_a_new_requirement_blocks_no_other_tenants_submission(
+    lab, database, options
+):
+    for tenant in ("slow", "quick"):
+        lab.queue(tenant=tenant)
+    row = SubmissionRow("s", "{}", **options)
+
+    def call(tenant):
+        return calls.submit(tenant=tenant, queue=lab.q, profile="text-v1", rows=[row])
+
+    with database.connect("pool", autocommit=False) as open_transaction:
+        first = call("slow")
+        open_transaction.execute(first.sql, first.args)
+        lab.store.connection.execute("set statement_timeout = '5s'")
+        assert [answer.decision for answer in lab.run(call("quick"))] == ["new"]
+        open_transaction.commit()
+    free = {"gpus": 8, "labels": {"a": "b"}}
+    assert {lease.tenant for lease in lab.claim(2, free=free)} == {"slow", "quick"}
+
+
+def test_open_transaction_that_wakes_an_idle_lane_blocks_no_other_tenants_submission(lab, database):
+    for tenant in ("slow", "quick"):
+        lab.queue(tenant=tenant)
+        lab.submit("first", tenant=tenant, priority=7)
+    lab.complete(*lab.claim(2))
+    with lab.superuser.transaction():
+        lab.superuser.execute("alter table helix.lane disable trigger all")
+        lab.superuser.execute("update helix.lane set idle = true where queue = %s", (lab.q,))
+        lab.superuser.execute("alter table helix.lane enable trigger all")
+    row = SubmissionRow("s", "{}", priority=7)
+    with database.connect("pool", autocommit=False) as open_transaction:
+        first = calls.submit(tenant="slow", queue=lab.q, profile="text-v1", rows=[row])
+        open_transaction.execute(first.sql, first.args)
+        lab.store.connection.execute("set statement_timeout = '5s'")
+        lab.submit("s", tenant="quick", priority=7)
+        open_transaction.commit()
+    assert {lease.tenant for lease in lab.claim(2)} == {"slow", "quick"}

@@ -64,9 +64,9 @@ CASES = {
         {f"helix_fence_oldest_doubt_seconds{TENANT}": "0+60x60"}, "30m", TENANT, 1800,
         {f"helix_fence_oldest_doubt_seconds{TENANT}": "600x60"}),
     "HelixRefusalBurst": (
-        {'helix_assign_conflict_total{tenant="lab", queue="basecall", operation="settle"}':
+        {'helix_stale_writes_total{tenant="lab", queue="basecall", operation="settle"}':
          "0+10x30"}, "20m", QUEUE, 50,
-        {'helix_assign_conflict_total{tenant="lab", queue="basecall", operation="settle"}':
+        {'helix_stale_writes_total{tenant="lab", queue="basecall", operation="settle"}':
          "0+1x60"}),
     "HelixAcknowledgementsFail": (
         {f"helix_xack_after_commit_failures{STREAM}": "0+1x60"}, "30m", STREAM, 10,

@@ -12,7 +12,7 @@ from helixqueue.engine import duties, fences, letters, metrics
 from helixqueue.engine.fences import Times
 from tests.support.duties import run_duty
 from tests.support.fence_sweep import sweep_fences
-from tests.support.lab import Lab, wait_until
+from tests.support.lab import Lab, end_minute, wait_until
 from tests.support.letters import write_letters
 
 CALLS = "helix_fence_calls_total"
@@ -20,6 +20,7 @@ CALLS = "helix_fence_calls_total"
 
 def series(database, *names, role="operator"):
     """The series of these metrics after a run of the duty, without those that are zero."""
+    end_minute(database)
     with Lab(database) as lab:
         assert run_duty(lab, "metrics") is None
     with Lab(database, role) as lab:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from helixqueue.engine import duties
 from helixqueue.records.series import BUCKETS_MAX, add_histograms, bucket_bounds, quantile
 from tests.support.duties import make_due, run_duty
-from tests.support.lab import Lab, engine_function, time_control
+from tests.support.lab import Lab, end_minute, engine_function, time_control
 
 FIGURES = (
     "submitted", "repeated", "completed", "failed", "cancelled", "lost", "refused", "pending",
@@ -33,7 +33,8 @@ with happened as (
            ('wait', (e.reason = 'claimed')::int),
            ('run', (e.reason in ('completed', 'failed'))::int)) as n (name, number)
   union all
-  select d.tenant, d.queue, d.at, 'repeated', 1 from helix.decision d where d.kind = 'duplicate'
+  select d.tenant, d.queue, d.at, 'repeated', d.times
+  from helix.decision d where d.kind = 'duplicate'
   union all
   select r.tenant, q.name, r.first_at, 'refused', 1
   from helix.refusal r join helix.batch b on b.id = r.batch join helix.queue q on q.id = b.queue
@@ -115,8 +116,10 @@ def test_rollup_equals_a_count_of_the_ledger(busy):
 def test_each_kind_of_event_is_counted_in_its_minute(database):
     with Lab(database) as lab:
         work_a_little(lab)
+        end_minute(database)
         assert run_duty(lab, "metrics") is None
         work_a_little(lab)
+        end_minute(database)
         assert run_duty(lab, "metrics") is None
         assert_exact(lab)
         figures = ", ".join(f"sum({name})::int" for name in FIGURES)

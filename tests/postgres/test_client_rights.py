@@ -99,6 +99,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   union all select 'event', v.tenant from helix.event v
   union all select 'refusal', r.tenant from helix.refusal r
   union all select 'decision', d.tenant from helix.decision d
+  union all select 'answer_count', c.tenant from helix.answer_count c
   -- Without the join that names the tenant: by the number of rows alone.
   union all select 'bare batch', null from helix.batch
   union all select 'bare work', null from helix.work

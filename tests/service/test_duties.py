@@ -10,8 +10,8 @@ from tests.support.lab import Lab, engine_function, wait_until
 from tests.support.service import Site, serving, settings_for
 
 NAMES = {
-    "reap", "promote", "expire", "fences", "retire", "archive", "sweep", "metrics", "reconcile",
-    "audit",
+    "reap", "promote", "expire", "fences", "retire", "archive", "sweep", "answers", "metrics",
+    "reconcile", "audit",
 }  # fmt: skip
 
 

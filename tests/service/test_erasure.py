@@ -13,6 +13,8 @@ from psycopg import sql
 from helixqueue import Conflict, HelixQueue
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
+from helixqueue.records.submission import Source, SubmissionRow
+from tests.support.duties import run_duty
 from tests.support.lab import POOLED, completion, failure
 
 WORD = "zebra"
@@ -134,3 +136,49 @@ def test_refused_keyed_request_leaves_no_copy_of_its_body(database, http, lab, p
     refused = keyed(http, f"{path}/batches", identity="e\u200b", payload={"patient": word})
     assert refused.status_code == 422
     assert places_of(database, word) == set()
+
+
+@pytest.mark.parametrize("way", ["erased", "retired"])
+def test_no_text_of_a_submission_is_found_in_any_table_after_the_option_or_retention(
+    database, lab, way
+):
+    word = f"tapir{lab.q}"
+    lab.queue(keep_failed_seconds=0)
+    source = {"kind": "redis", "name": f"{word}-stream", "id": f"{word}-1"}
+    row = SubmissionRow(word, "{}", revision=word, limit_key=word, source=Source(**source))
+    [answer] = lab.submit_rows(row)
+    lab.settle(failure(*lab.claim(1), failure=word, permanent=True))
+    assert {
+        "batch.revision", "batch.limit_key", "work.limit_key", "key_limit.key", "source.id",
+        "source.name", "result.failure",
+    } <= places_of(database, word)  # fmt: skip
+    if way == "erased":
+        with HelixQueue(database.dsn("pool"), "a", pooled=POOLED) as helix:
+            helix.erase(answer.receipt.batch_id, reason="consent withdrawn", identity=True)
+    else:
+        retire = "select helix.retire_v1('a', %s, 'FAILED', 'infinity')"
+        assert lab.rows_as_client(retire, lab.q) == [(1,)]
+    # The counter of failed attempts keeps the names of failure classes.
+    assert places_of(database, word) <= {"metric.label", "metric_change.label"}
+    [again] = lab.submit_rows(row)
+    assert (again.decision, again.receipt) == ("duplicate", answer.receipt)
+
+
+def test_unused_limit_keys_are_deleted_and_used_ones_work_on(lab):
+    lab.queue(key_limit=1)
+    for name in ("used", "unused"):
+        lab.submit(f"{name}-1", limit_key=name)
+        lab.submit(f"{name}-2", limit_key=name)
+    first, second = lab.claim(4)
+    lab.complete(second)
+    [third] = lab.claim(4)
+    lab.complete(third)
+    assert run_duty(lab, "sweep") is None
+    keys = (
+        "select k.key from helix.key_limit k join helix.queue q on q.id = k.queue where q.name = %s"
+    )
+    assert lab.rows(keys, lab.q) == [("used",)]
+    lab.submit("unused-3", limit_key="unused")
+    assert [lease.identity for lease in lab.claim(4)] == ["unused-3"]
+    lab.complete(first)
+    assert [lease.identity for lease in lab.claim(4)] == ["used-2"]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 
 import httpx
 import pytest
@@ -26,7 +27,7 @@ from helixqueue.service.metrics import stored_text
 from helixqueue.worker.health import WorkerHealth
 from helixqueue.worker.in_flight import InFlight
 from helixqueue.worker.metrics import metrics_endpoint
-from tests.support.lab import POOLED, Lab, wait_until
+from tests.support.lab import POOLED, Lab, end_minute, wait_until
 
 # REQUIREMENTS H10, to the letter.
 EIGHT = (
@@ -63,19 +64,29 @@ def test_service_exports_the_eight_required_metrics_under_their_names(site, lab)
     lab.pass_time(second.batch)
     lab.claim(1, lease_seconds=60)
     lab.complete(second)  # refused: it was reaped
+    lab.submit("s2", "s2", "s3")
+    request = uuid.uuid4()
+    for _ in range(3):
+        lab.claim(1, request=request, lease_seconds=60)
+    end_minute(lab.database)
     group = streams.StreamGroup("a", f"in-{lab.q}", "g")
     figures = {"lag": 7, "oldest_seconds": 12.5, "readers": 2, "pending_by_consumer": {"c1": 3}}
     lab.run(streams.store_look(group, seconds=1, figures=figures))
     lab.run(streams.count_entries(group, deliveries=11, vanished=1, xack_failures=2))
     with site.client("metrics") as http:
         queue = {"tenant": "a", "queue": lab.q}
-        wait_until(lambda: value(http, "helix_assign_conflict_total", **queue) == 1)
+        conflicts = "helix_assign_conflict_total"
+        wait_until(lambda: value(http, conflicts, **queue, operation="submit") == 2)
+        wait_until(lambda: value(http, conflicts, **queue, operation="claim") == 2)
+        stale = queue | {"operation": "settle"}
+        wait_until(lambda: value(http, "helix_stale_writes_total", **stale) == 1)
+        assert value(http, conflicts, **queue) == 4
         wait_until(lambda: value(http, "helix_process_latency_seconds_count", **queue) == 1)
         assert value(http, "helix_lease_reaped_total", **queue) == 1
         assert value(http, "helix_id_normalization_changed_total", **queue) == 1
         assert value(http, "helix_batches", **queue, state="COMPLETED") == 1
-        assert value(http, "helix_batches", **queue, state="RUNNING") == 1
-        assert value(http, "helix_submissions_total", **queue, decision="new") == 2
+        assert value(http, "helix_batches", **queue, state="RUNNING") == 2
+        assert value(http, "helix_submissions_total", **queue, decision="new") == 3
         stream = {"tenant": "a", "stream": f"in-{lab.q}", "group": "g"}
         wait_until(lambda: value(http, "helix_xack_after_commit_failures", **stream) == 2)
         wait_until(lambda: value(http, "helix_stream_readers", **stream) == 2)
@@ -117,6 +128,7 @@ def test_fence_calls_are_exported_per_endpoint_and_tenant(site, lab):
         for reads in (1, 1, 2):
             body = {"identity": "s", "payload": {"reads": reads}}
             http.post(path, json=body, headers=headers)
+    end_minute(lab.database)
     calls = {"fence": "http /v1/queues/{queue}/batches"}
     of_tenant = calls | {"tenant": "a"}
     with site.client("metrics") as http, site.client("operate", tenant="b") as other:

@@ -31,6 +31,12 @@ UNSEEN = {
     "at worst a dead letter comes early, or some tries late": (
         "intake_failure.hash intake_failure.tenant intake_failure.tries intake_failure.last_at"
     ),
+    "a count of the present minute; its decision has a hash": (
+        "answer_count.id answer_count.subject answer_count.minute answer_count.place "
+        "answer_count.tenant answer_count.queue answer_count.kind answer_count.batch "
+        "answer_count.life answer_count.actor answer_count.detail answer_count.evidence "
+        "answer_count.at answer_count.last_at answer_count.times"
+    ),
     "the order of waiting work is no record; every batch is still assigned once": (
         "lane.served lane.served_at lane.queues lane.idle lane.used_at work.turn work.bytes"
     ),

@@ -282,10 +282,7 @@ LEDGER = {
         "delete from helix.queue where name = 'still'",
     ),
     "a batch was given to another tenant": (
-        {
-            "queue_differs", "step_of_other_queue", "ended_missing", "ended_unknown",
-            "limit_key_missing",
-        },
+        {"queue_differs", "step_of_other_queue", "ended_missing", "ended_unknown"},
         f"update helix.work set queue = {OTHERS_QUEUE} where batch = {{COMPLETED}}",
     ),
     "an end was left out": (

@@ -379,11 +379,11 @@ RECORDS = {
     "ends were emptied": ({"ended_missing"}, "truncate helix.ended"),
     "claim calls were emptied": ({"lease_unreachable"}, "truncate helix.request"),
     "counts of limit keys were emptied": (
-        {"held_count_wrong", "limit_key_missing"},
+        {"held_count_wrong"},
         "truncate helix.key_limit",
     ),
     "a limit key was edited in both tables": (
-        {"limit_key_missing"},
+        MISSED | {"erasing empties both; the row of a key without a lease is deleted"},
         "update helix.batch set limit_key = 'eve' where id = {COMPLETED}",
         "update helix.work set limit_key = 'eve' where batch = {COMPLETED}",
     ),

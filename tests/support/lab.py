@@ -154,6 +154,13 @@ def engine_function(database: Database) -> Iterator[Callable[[str], str | None]]
             connection.execute("drop function helix.test_execute")
 
 
+def end_minute(database: Database) -> None:
+    """Make decisions of all counted answers, as the duty does when their minute is over."""
+    with engine_function(database) as execute:
+        assert execute("update helix.answer_count set minute = minute - interval '1 min'") is None
+        assert execute("select helix.fold_answers(1000000)") is None
+
+
 def wait_until(
     condition: Callable[[], T], what: str = "the condition", seconds: float = TIMEOUT_S
 ) -> T:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg import sql
 
 from helixqueue.states import FenceState
-from tests.support.lab import time_control, wait_until
+from tests.support.lab import end_minute, time_control, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -240,6 +240,8 @@ def run_traffic(database: Database) -> None:
         a.submit("t1", "t2", "t3", "t4")
         a.claim(1, start=False)
         a.claim(1)
+        end_minute(database)
+        a.submit("t1")
 
 
 def append_events(a: SqlClient) -> None:

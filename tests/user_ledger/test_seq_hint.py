@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import subprocess
+import time
 
 import pytest
 import redis
 
 from helixqueue import HelixQueue, Refused
+from helixqueue.breaker import FAULTS_TO_OPEN, SLOW_SECONDS, Breaker
 from helixqueue.embedded import Valkey
 from helixqueue.engine import ledgers
 from helixqueue.ledger.seq_hint import SeqHint
@@ -29,6 +32,7 @@ def cache(valkey):
     with redis.Redis.from_url(valkey.url) as client:
         client.flushall()
         yield client
+        client.execute_command("client", "unpause")
 
 
 @pytest.fixture
@@ -153,3 +157,32 @@ def test_hint_needs_a_strict_ledger_and_a_direct_connection(helix, valkey, datab
         pytest.raises(Refused, match="pooled"),
     ):
         pooled.ledger("pooled", DISPATCH, hint=valkey.url)
+
+
+def test_cache_that_does_not_answer_slows_down_only_the_first_appends(hinted, cache):
+    """Each call of a paused cache takes the whole time limit of 50 ms, twice per append."""
+    cache.execute_command("client", "pause", "60000", "all")
+    began = time.monotonic()
+    for number in range(60):
+        assert hinted.append(f"slow-{number}", 1, "REQUESTED").is_new
+    seconds = time.monotonic() - began
+    assert seconds < 3, "60 appends with two time limits each take 6 s"
+
+
+def test_cache_whose_answers_are_slow_is_not_used_for_a_while():
+    breaker = Breaker(logging.getLogger("test"))
+    for _ in range(FAULTS_TO_OPEN):
+        assert not breaker.is_open
+        with breaker.watch():
+            time.sleep(SLOW_SECONDS * 1.2)
+    assert breaker.is_open
+
+
+def test_cache_with_a_fault_between_good_answers_stays_in_use():
+    breaker = Breaker(logging.getLogger("test"))
+    for _ in range(FAULTS_TO_OPEN * 2):
+        with pytest.raises(OSError, match="cut"), breaker.watch():
+            raise OSError("cut")
+        with breaker.watch():
+            pass
+    assert not breaker.is_open

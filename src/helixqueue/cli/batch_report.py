@@ -50,9 +50,15 @@ def print_batch(batch: BatchDetail) -> None:
     if batch.decisions:
         show.line("\nDecisions without a state change", "bold")
         show.table(
-            ("time", "decision", "actor", "detail"),
+            ("time", "decision", "times", "actor", "detail"),
             [
-                (show.clock(row.at, batch.created_at), row.kind, row.actor, row.detail or "")
+                (
+                    show.clock(row.at, batch.created_at),
+                    row.kind,
+                    str(row.times),
+                    row.actor,
+                    row.detail or "",
+                )
                 for row in batch.decisions
             ],
         )

@@ -30,8 +30,8 @@ def register(parent: typer.Typer) -> None:
 @verb(app, "refused", identities.list_refused, example="helixq identity refused basecall")
 def _refused(page: Page[RefusedIdentityRow]) -> None:
     show.table(
-        ("time", "text", "reason", "by", "raw bytes"),
-        [(r.at, _text(r), r.why, r.actor, r.raw_hex) for r in page.rows],
+        ("time", "times", "text", "reason", "by", "raw bytes"),
+        [(r.at, r.times, _text(r), r.why, r.actor, r.raw_hex) for r in page.rows],
         empty="no refused identities",
         optional=("time", "by"),
     )

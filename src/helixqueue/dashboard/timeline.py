@@ -135,9 +135,10 @@ def deliveries(batch: BatchDetail) -> list[Delivery]:
     found = [Delivery(batch.created_at, "new", new=True)] if batch.created_at else []
     for row in batch.decisions:
         if row.kind in {"duplicate", "conflict"}:
-            redelivered = any(abs(row.at - at) < timedelta(seconds=1) for at in again)
-            words = f"{row.kind}, redelivered" if redelivered else row.kind
-            found.append(Delivery(row.at, words, new=False))
+            for when in {row.at, row.last_at}:
+                redelivered = any(abs(when - at) < timedelta(seconds=1) for at in again)
+                words = f"{row.kind}, redelivered" if redelivered else row.kind
+                found.append(Delivery(when, words, new=False))
     return sorted(found)
 
 

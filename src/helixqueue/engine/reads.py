@@ -188,7 +188,8 @@ def _read_detail(row: Row, *, read_json: ReadJson) -> BatchDetail:
             "attempts": attempts_of(ledger),
             "refusals": tuple(_read_refusal(refusal) for refusal in _rows(values["refusals"])),
             "decisions": tuple(
-                DecisionRow(_time(at), *rest) for at, *rest in _rows(values["decisions"])
+                DecisionRow(_time(at), kind, actor, detail, times, _time(last or at))
+                for at, kind, actor, detail, times, last in _rows(values["decisions"])
             ),
             "differences": tuple(
                 DifferenceRow(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from helixqueue.breaker import TIMEOUT_SECONDS, Breaker
 from helixqueue.errors import Refused
 from helixqueue.records.fence import receipt_text
 
@@ -35,10 +36,6 @@ log = logging.getLogger("helixqueue.fence.hint")
 
 PREFIX: Final = "helix:fence:"
 MAC_BYTES: Final = 32
-# The cost of one slow reply. After this many faults in a row the cache is not used for a while.
-TIMEOUT_SECONDS: Final = 0.05
-FAULTS_TO_OPEN: Final = 3
-OPEN_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +54,7 @@ class SealedCache:
             raise Refused(f"hint: expected a secret of at least 16 bytes, got {len(secret)}")
         self._secret = secret
         self.counters = counters  # the middleware sets its own if there are none
-        self._faults = 0
-        self._closed_until = 0.0  # by the monotonic clock
+        self._breaker = Breaker(log)
         self._redis: Any = Redis.from_url(
             url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
         )
@@ -106,21 +102,16 @@ class SealedCache:
         await self._redis.aclose()
 
     async def _guarded(self, command: Any) -> object:  # noqa: ANN401 - makes the awaitable
-        """The reply, or False on a fault; opens the circuit after several faults in a row."""
-        if time.monotonic() < self._closed_until:
+        """The reply, or False on a fault or while the breaker is open."""
+        if self._breaker.is_open:
             self._count("open")
             return False
         try:
-            reply: object = await command()
-        except (RedisError, OSError, TimeoutError) as error:
+            with self._breaker.watch():
+                reply: object = await command()
+        except (RedisError, OSError, TimeoutError):
             self._count("error")
-            self._faults += 1
-            if self._faults >= FAULTS_TO_OPEN:
-                self._faults = 0
-                self._closed_until = time.monotonic() + OPEN_SECONDS
-                log.warning("hint: the cache is not used for %g s: %s", OPEN_SECONDS, error)
             return False
-        self._faults = 0
         return reply
 
     def _name(self, spec: FenceSpec, identity: str, request: str) -> str:

@@ -114,7 +114,7 @@ ALERTS: Final = (
     Alert(
         "HelixRefusalBurst",
         "sum by (tenant, queue) (max by (tenant, queue, operation) "
-        "(rate(helix_assign_conflict_total[5m]))) * 300 > 20",
+        "(rate(helix_stale_writes_total[5m]))) * 300 > 20",
         "0m", "warn",
         "VALUE stale writes to queue {{ $labels.queue }} were refused in 5 minutes.",
         "refusal-burst",
@@ -183,8 +183,11 @@ PANELS: Final = (
     Panel("Reaped leases per minute",
           "max by (tenant, queue) (rate(helix_lease_reaped_total[5m])) * 60"),
     Panel("Overdue leases", "max by (tenant, queue) (helix_leases_overdue)"),
-    Panel("Refused stale writes per minute",
+    Panel("Prevented second assignments per minute",
           "max by (tenant, queue, operation) (rate(helix_assign_conflict_total[5m])) * 60",
+          legend="{{tenant}} {{queue}} {{operation}}"),
+    Panel("Refused stale writes per minute",
+          "max by (tenant, queue, operation) (rate(helix_stale_writes_total[5m])) * 60",
           legend="{{tenant}} {{queue}} {{operation}}"),
     Panel("Failed attempts by class",
           "max by (tenant, queue, failure) (rate(helix_attempt_failures_total[5m]))", "ops",

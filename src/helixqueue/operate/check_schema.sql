@@ -31,7 +31,7 @@ select w.name as table, w.columns
 from (values ('batch', '{id}'::text[]), ('batch', '{key}'), ('work', '{batch}'),
              ('result', '{batch,version}'),
              ('ended', '{queue,ending,at,batch}'), ('entry', '{id,part}'), ('queue', '{id}'),
-             ('queue', '{tenant,name}'), ('lane', '{queue,class,priority}'), ('key_limit', '{queue,key}'),
+             ('queue', '{tenant,name}'), ('lane', '{queue,class,priority,twin}'), ('key_limit', '{queue,key}'),
              ('request', '{id}'), ('epoch', '{number}'), ('fence', '{key}'),
              ('fence_event', '{life,version}')) as w (name, columns)
 where not exists (

@@ -167,12 +167,17 @@ class RefusalRow:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRow:
-    """A decision that changed no state: a duplicate, a conflict, an erasure."""
+    """A decision that changed no state: a duplicate, a conflict, an erasure.
+
+    Equal answers of one minute are one row: `at` is the first, `last_at` the last of `times`.
+    """
 
     at: datetime
     kind: str
     actor: str
     detail: Text
+    times: int
+    last_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,17 @@ from helixqueue.records.batch import IdentityParts
 
 @dataclass(frozen=True, slots=True)
 class RefusedIdentityRow:
-    """A submission whose identity violates the profile of its queue."""
+    """A submission whose identity violates the profile of its queue.
+
+    Equal ones of one minute are one row: `at` is the first, `last_at` the last of `times`.
+    """
 
     at: datetime
     actor: str
     raw_hex: str  # its bytes, at most 4096
     why: str
+    times: int
+    last_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,9 @@ class MetricFamily:
 # name: Prometheus' clients add `_total` to the name of a counter, and this one has none.
 FAMILIES: Final = (
     MetricFamily("helix_assign_conflict_total", "counter",
+                 "Second assignments prevented: duplicate submissions, repeated claim requests.",
+                 label="operation"),
+    MetricFamily("helix_stale_writes_total", "counter",
                  "Writes refused because another worker owns the batch.", label="operation"),
     MetricFamily("helix_duplicate_active_assignments", "gauge",
                  "Batches with more than one live assignment."),

@@ -34,7 +34,7 @@ class QueueRow:
     keep_completed_seconds: float = 0
     keep_failed_seconds: float = 0
     keep_cancelled_seconds: float = 0
-    keep_decisions_seconds: float = 0  # of submissions without a new batch
+    keep_decisions_seconds: float = 7_776_000  # of submissions without a new batch
     stalled_after_seconds: float = 900  # claimable batches that wait for longer are reported
     # What a new source does to a FAILED batch: nothing, or a retry.
     resubmit_failed: Literal["answer", "retry"] = "answer"

@@ -110,7 +110,8 @@ create table helix.request (
 create index request_due on helix.request (due, number) where due is not null;
 create index request_number on helix.request (number);
 
--- How many leases each limit key has now; counted by the trigger `record_step`, locked by claim.
+-- How many leases each limit key has now; counted by the trigger `record_step`, made and locked by claim. A key without
+-- a lease may have no row.
 create table helix.key_limit (
   queue integer not null,
   held  integer not null default 0 check (held >= 0),

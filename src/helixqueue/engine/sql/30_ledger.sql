@@ -155,12 +155,14 @@ create table helix.decision (
   queue    text not null,
   actor    text not null,
   detail   helix.long_text,
+  times    integer not null default 1,  -- equal answers of one minute, `at` the first (44_answer_count.sql)
+  last_at  timestamptz,
   position bigint not null default helix.current_position(),  -- for seals
   hash     helix.sha256 not null
 );
 -- A seal reads the records of a range of transactions, which arrive nearly in that order.
 create index decision_position on helix.decision using brin (position) with (autosummarize = on);
--- The latest decisions of a batch: one that was submitted a million times has a million.
+-- The latest decisions of a batch: one that was submitted every minute has as many.
 create index decision_batch on helix.decision (batch, id) where batch is not null;
 -- For retention: answers to submissions, the oldest of a queue first. All others are kept for ever; `check`
 -- sees by them that a payload was erased on purpose.

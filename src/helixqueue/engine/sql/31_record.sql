@@ -28,10 +28,13 @@ begin
          = (old.batch, old.version, old.state, old.entry, old.attempt, old.reason, old.late, old.actor,
             old.changed_at, old.queue, old.bytes)
      and (new.before, new.version_before, new.came_from, new.number, new.nonce, new.epoch,
-          new.lease_seconds, new.content, new.limit_key, new.expires_at)
+          new.lease_seconds, new.content, new.expires_at)
          is not distinct from
          (old.before, old.version_before, old.came_from, old.number, old.nonce, old.epoch,
-          old.lease_seconds, old.content, old.limit_key, old.expires_at)
+          old.lease_seconds, old.content, old.expires_at)
+     -- Erasing empties the limit key of a finished batch.
+     and (new.limit_key is not distinct from old.limit_key
+          or new.limit_key is null and new.state in ('COMPLETED', 'FAILED', 'CANCELLED'))
      and (new.state = 'PENDING') = (new.pending or new.cause is not null)
      and not (new.pending and new.cause is not null)
      and (new.due is not null) = coalesce(new.cause = 'delay', false)
@@ -324,9 +327,10 @@ language plpgsql as $$
 begin
   if tg_op = 'UPDATE' and (
     (new.id, new.created_at, new.queue, new.class, new.secret, new.priority, new.key, new.fingerprint,
-     new.actor, new.revision)
+     new.actor)
     = (old.id, old.created_at, old.queue, old.class, old.secret, old.priority, old.key, old.fingerprint,
-       old.actor, old.revision)
+       old.actor)
+    and new.revision in ('', old.revision)
     and new.run is not distinct from old.run and new.run_at is not distinct from old.run_at
     and new.expires_at is not distinct from old.expires_at
     and (new.identity is null or new.identity = old.identity)

@@ -1,5 +1,13 @@
 -- Lanes and turns: the position of a batch in the order of claims.
 
+-- Whether this transaction may make the row of a name that all tenants share: true unless another transaction, which may
+-- stay open for long, is making it. A hint only: of two names with the same hash one gets a needless twin, and the
+-- unique key decides.
+create function helix.makes_first(p_table text, p_name text) returns boolean
+language sql as $$
+  select pg_try_advisory_xact_lock(hashtextextended(p_table || ' ' || p_name, 0))
+$$;
+
 -- The class of a requirement, created when it is new. Unknown names are refused: a misspelled "gpu"
 -- would otherwise run anywhere.
 create function helix.class_of(p_requires jsonb) returns integer
@@ -11,7 +19,7 @@ begin
   if p_requires is null then
     return null;
   end if;
-  select id into v_class from helix.requirement_class where requires = p_requires;
+  select id into v_class from helix.requirement_class where requires = p_requires order by twin limit 1;
   if found then
     return v_class;
   end if;
@@ -22,13 +30,14 @@ begin
       message = format('unknown requirement %L', v_unknown),
       hint = 'Known: gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels.';
   end if;
-  insert into helix.requirement_class (requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels)
-  values (p_requires,
-          coalesce((p_requires ->> 'gpus')::int, 0), coalesce((p_requires ->> 'gpu_vram_gb')::real, 0),
-          coalesce((p_requires ->> 'cpu_cores')::real, 0), coalesce((p_requires ->> 'ram_gb')::real, 0),
-          coalesce((p_requires ->> 'disk_gb')::real, 0), coalesce(p_requires -> 'labels', '{}'))
+  insert into helix.requirement_class as c (id, twin, requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels)
+  select n.id, case when helix.makes_first('requirement_class', p_requires::text) then 0 else n.id end, p_requires,
+         coalesce((p_requires ->> 'gpus')::int, 0), coalesce((p_requires ->> 'gpu_vram_gb')::real, 0),
+         coalesce((p_requires ->> 'cpu_cores')::real, 0), coalesce((p_requires ->> 'ram_gb')::real, 0),
+         coalesce((p_requires ->> 'disk_gb')::real, 0), coalesce(p_requires -> 'labels', '{}')
+  from (select nextval('helix.requirement_class_id_seq')::integer as id) n
   on conflict do nothing;
-  return (select id from helix.requirement_class where requires = p_requires);
+  return (select id from helix.requirement_class where requires = p_requires order by twin limit 1);
 end
 $$;
 
@@ -55,8 +64,8 @@ language sql as $$
   where l.id = (select f.id from helix.lane f where f.id = p_lane and not f.idle for update skip locked)
 $$;
 
--- The lane of a (queue, class, priority), created with its first batch. The loser of the race to
--- create it reads the winner's. A lane that was idle becomes active again. With p_has_work it lists the queue.
+-- The lane of a (queue, class, priority), created with its first batch. A lane that was idle becomes active again, or
+-- stays so until the duty `sweep` where another transaction holds it. With p_has_work it lists the queue.
 create function helix.lane_of(
   p_queue helix.queue, p_class integer, p_priority smallint, p_has_work boolean default true
 ) returns integer
@@ -68,7 +77,8 @@ begin
                                        or helix.queues_with(l.queues, p_queue.id) <> l.queues) as changes
   into v_lane
   from helix.lane l
-  where l.queue = p_queue.name and l.class = p_class and l.priority = p_priority;
+  where l.queue = p_queue.name and l.class = p_class and l.priority = p_priority
+  order by l.idle, l.twin limit 1;
   if not v_lane.idle then
     if v_lane.changes then
       perform helix.list_queue(v_lane.id, p_queue.id);
@@ -83,17 +93,24 @@ begin
                        p_queue.name, p_queue.tenant, helix.lane_bound()),
       hint = 'Use fewer different requirements; those unused for an hour are forgotten.';
   end if;
+  if v_lane.id is not null then
+    update helix.lane l
+    set used_at = clock_timestamp(), idle = false, made_for = p_queue.tenant,
+        queues = case when p_has_work then helix.queues_with(l.queues, p_queue.id) else l.queues end
+    where l.id = (select f.id from helix.lane f where f.id = v_lane.id and f.idle for update skip locked);
+    return v_lane.id;
+  end if;
   insert into helix.lane as l (queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb,
-                               labels, made_for, queues)
+                               labels, made_for, queues, twin)
   select p_queue.name, c.id, p_priority, c.gpus, c.gpu_vram_gb, c.cpu_cores, c.ram_gb, c.disk_gb, c.labels,
-         p_queue.tenant, case when p_has_work then array[p_queue.id] else '{}' end
+         p_queue.tenant, case when p_has_work then array[p_queue.id] else '{}' end,
+         case when helix.makes_first('lane', format('%s %s %s', p_class, p_priority, p_queue.name)) then 0
+              else (random() * 2e9)::integer + 1 end
   from helix.requirement_class c where c.id = p_class
-  on conflict (queue, class, priority) do update
-    set used_at = clock_timestamp(), idle = false,
-        queues = case when p_has_work then helix.queues_with(l.queues, p_queue.id) else l.queues end,
-        made_for = case when l.idle then excluded.made_for else l.made_for end
+  on conflict do nothing
   returning l.id into v_lane;
-  return v_lane.id;
+  return coalesce(v_lane.id, (select l.id from helix.lane l where l.queue = p_queue.name and l.class = p_class
+                                and l.priority = p_priority order by l.twin limit 1));
 end
 $$;
 
@@ -155,7 +172,10 @@ declare
   v_pair record;
 begin
   update helix.lane l set idle = false, used_at = clock_timestamp()
-  where l.idle and l.id = any (array(select w.lane from helix.work w where w.batch = any (p_batch)));
+  where l.id = any (array(
+    select f.id from helix.lane f
+    where f.idle and f.id = any (array(select w.lane from helix.work w where w.batch = any (p_batch)))
+    order by f.id for update skip locked));
   for v_pair in
     select l.id as lane, w.queue
     from (select distinct w.lane, w.queue from helix.work w where w.batch = any (p_batch)) w

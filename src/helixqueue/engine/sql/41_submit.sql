@@ -196,8 +196,8 @@ begin
       then format('queue %s uses profile %s, not %s', p_queue, v_queue.profile, p_profile)
   end;
   if v_refused is not null then
-    insert into helix.decision (tenant, queue, kind, actor, detail)
-    values (p_tenant, p_queue, 'refused', p_actor, v_refused);
+    -- Without a queue: its name is any text.
+    perform helix.count_answers(p_tenant, coalesce(v_queue.name, ''), p_actor, '{refused}', null, array[v_refused]);
     return query
       select n, 'refused', null::helix.key, null::bytea, null::helix.state, null,
              v_refused, null::text[]
@@ -249,12 +249,6 @@ begin
   end if;
 
   if v_place is not null then
-    if p_limit_key is not null then
-      insert into helix.key_limit (queue, key)
-      select distinct v_queue.id, u.key from unnest(p_limit_key) as u (key)
-      where u.key is not null order by 2
-      on conflict do nothing;
-    end if;
     perform helix.insert_work(v_queue, p_actor, v_now, v_place, v_id, coalesce(v_lane, array[v_usual]),
                               coalesce(v_turn, array[v_after]), p_payload, p_run_at, p_expires_at,
                               p_limit_key);

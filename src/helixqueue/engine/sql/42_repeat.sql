@@ -91,9 +91,10 @@ begin
         and (select count(*) from helix.difference d where d.batch = b.id) < 5
         and not exists (select from helix.difference d where d.batch = b.id and d.fingerprint = r.fingerprint)
     ),
-    noted as (
-      insert into helix.decision (tenant, queue, kind, batch, actor, detail)
-      select p_tenant, p_queue, k.decision, k.batch, p_actor, k.note from known k
+    -- One row, which the result is joined to: a function that nothing reads from is not called.
+    noted as materialized (
+      select helix.count_answers(p_tenant, p_queue, p_actor, array_agg(k.decision), array_agg(k.batch),
+                                 array_agg(k.note)) from known k
     )
     select k.place, k.decision, k.key, k.fingerprint::bytea, coalesce(w.state, k.retired_as),
            case when k.is_compared and v_sees then k.payload::text end,
@@ -106,6 +107,7 @@ begin
              case when k.limit_key is distinct from p_limit_key[k.place] then 'limit_key' end,
              case when k.class <> p_class[k.place] then 'requires' end], null) end
     from known k
+    cross join (select count(*) from noted) n
     left join (select * from helix.work w
                where w.batch = any (array(select known.batch from known))) w on w.batch = k.batch;
 end
@@ -126,9 +128,10 @@ create function helix.note_refused_v1(
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform helix.enter_for(p_tenant);
-  insert into helix.decision (tenant, queue, kind, actor, detail)
-  select p_tenant, p_queue, 'refused', helix.actor_of(p_actor),
-         jsonb_build_object('raw_hex', encode(substr(u.raw, 1, 4096), 'hex'), 'why', u.why)::text
-  from unnest(p_raw, p_why) as u (raw, why);
+  perform helix.count_answers(
+    p_tenant, coalesce((select q.name from helix.queue q where q.tenant = p_tenant and q.name = p_queue), ''),
+    helix.actor_of(p_actor), array_fill('refused'::text, array[cardinality(p_raw)]), null,
+    array(select jsonb_build_object('raw_hex', encode(substr(u.raw, 1, 4096), 'hex'), 'why', u.why)::text
+          from unnest(p_raw, p_why) with ordinality as u (raw, why, place) order by u.place));
 end
 $$;

@@ -162,6 +162,11 @@ declare
 begin
   perform helix.expire(p_batch, p_worker);
 
+  insert into helix.key_limit (queue, key)
+  select distinct w.queue, w.limit_key from helix.work w
+  where w.batch = any (p_batch) and w.pending and w.limit_key is not null
+    and not exists (select from helix.key_limit k where k.queue = w.queue and k.key = w.limit_key)
+  order by 1, 2 on conflict do nothing;
   -- A limit key that another claim is counting right now is skipped; its row lock keeps two claims from
   -- both taking the last place.
   with counted as materialized (

@@ -223,11 +223,19 @@ $$;
 -- their batches.
 create function helix.leases_of(p_worker text, p_request uuid, p_settled helix.answer[])
 returns setof helix.lease
-language plpgsql stable as $$
+language plpgsql as $$
 declare
   v_queues integer[] := helix.scope_queues();
   v_held   bigint[];
 begin
+  -- Counted: a second assignment that was prevented.
+  insert into helix.metric_change (tenant, name, queue, label, value)
+  select distinct q.tenant, 'helix_assign_conflict_total', q.name, 'claim', 1
+  from helix.request r
+  join helix.entry e on e.id = r.number
+  cross join lateral unnest(e.queue) as u (queue)
+  join helix.queue q on q.id = u.queue
+  where r.id = p_request and r.worker = p_worker and (v_queues is null or u.queue = any (v_queues));
   v_held := array(
     select w.batch
     from helix.request r

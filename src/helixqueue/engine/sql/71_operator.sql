@@ -200,8 +200,9 @@ end
 $$;
 
 -- Deletes payload, result and failure details, which may quote the payload (the right to erasure), and their
--- copies in fences; with p_identity also the identity in both spellings. Key, fingerprint and ledger stay: that
--- the work happened is not erased, what it was about is.
+-- copies in fences; with p_identity also the other texts of the submitter and of the worker: the identity in both
+-- spellings, revision, limit key, sources and failure classes. Key, fingerprint and ledger stay: that the work
+-- happened is not erased, what it was about is.
 create function helix.erase_v1(
   p_ids uuid[], p_actor text, p_detail text, p_identity boolean default false
 )
@@ -220,21 +221,34 @@ begin
   with emptied as (
     update helix.batch b
     set payload = null, identity = case when p_identity then null else b.identity end,
-        raw = case when p_identity then null else b.raw end
+        raw = case when p_identity then null else b.raw end,
+        revision = case when p_identity then '' else b.revision end,
+        limit_key = case when p_identity then null else b.limit_key end
     where b.id = any (v_mine)
-      and (b.payload is not null or p_identity and (b.identity is not null or b.raw is not null))
+      and (b.payload is not null
+           or p_identity and (b.revision <> '' or coalesce(b.identity, b.raw, b.limit_key) is not null))
     returning b.id
   ),
   unsaid as (
     update helix.result r
-    set result = null, detail = case when r.failure is null then r.detail end
+    set result = null, detail = case when r.failure is null then r.detail end,
+        failure = case when not p_identity then r.failure end
     where r.batch = any (v_mine)
-      and (r.result is not null or r.failure is not null and r.detail is not null)
+      and (r.result is not null or r.failure is not null and (p_identity or r.detail is not null))
     returning r.batch
   )
   select array_agg(distinct e.id) into v_done from (
     select id from emptied union all select batch from unsaid) e;
   delete from helix.difference d where d.batch = any (v_mine);
+  if p_identity then
+    perform helix.forget_keys(array_agg(w.queue), array_agg(w.limit_key)) from helix.work w
+    where w.batch = any (v_mine) and w.limit_key is not null having count(*) > 0;
+    update helix.work w set step = false, limit_key = null
+    where w.batch = any (v_mine) and w.limit_key is not null;
+    -- The hash stays, so that the source is recognised.
+    update helix.source s set kind = null, name = null, id = null, actor = null
+    where s.batch = any (v_mine) and s.kind is not null;
+  end if;
   perform helix.empty_fences(v_mine, p_identity);
   perform helix.link_fence(v_mine);
   perform helix.empty_letters(v_mine);

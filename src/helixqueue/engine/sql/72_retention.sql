@@ -12,9 +12,9 @@ begin
   end if;
   update helix.batch b
   set retired_at = v_now, ended_at = w.changed_at, entry = w.entry, version = w.version, state = w.state,
-      attempt = w.attempt, identity = null, raw = null, limit_key = null, payload = null,
+      attempt = w.attempt, identity = null, raw = null, revision = '', limit_key = null, payload = null,
       tombstone = helix.tombstone_hash(b.key, b.fingerprint, b.queue, w.entry, w.version, w.state,
-                                       w.attempt, w.changed_at, v_now, b.revision)
+                                       w.attempt, w.changed_at, v_now, '')
   from helix.work w where b.id = any (p_batch) and w.batch = b.id;
   update helix.queue q
   set lost_position = l.position, lost_batch = l.batch, lost_version = l.version
@@ -40,6 +40,8 @@ begin
   select q.tenant, 'helix_batches', q.name, w.state::text, -count(*)
   from helix.work w join helix.queue q on q.id = w.queue
   where w.batch = any (p_batch) group by q.tenant, q.name, w.state;
+  perform helix.forget_keys(array_agg(w.queue), array_agg(w.limit_key)) from helix.work w
+  where w.batch = any (p_batch) and w.limit_key is not null having count(*) > 0;
   delete from helix.work w where w.batch = any (p_batch);
   delete from helix.result r where r.batch = any (p_batch);
   delete from helix.refusal r where r.batch = any (p_batch);
@@ -132,8 +134,8 @@ begin
 end
 $$;
 
--- Deletes decisions about submissions that created no batch, by the settings of their queue: a client that
--- repeats a submission would add rows without limit. The oldest of each queue, p_limit in all.
+-- Deletes decisions about submissions that created no batch, by the settings of their queue, after 90 days where there
+-- is none: the oldest of each queue, p_limit in all. Those of fences go with their fence, those of several here.
 create function helix.delete_old_decisions(p_limit integer) returns integer
 language plpgsql as $$
 declare
@@ -142,17 +144,32 @@ declare
 begin
   delete from helix.decision d
   where d.id = any (array(
+    -- Tenant and queue of all such decisions, each found behind the one before in the index.
+    with recursive place (tenant, queue) as (
+      (select d.tenant::text, d.queue from helix.decision d where d.kind in ('duplicate', 'conflict', 'refused')
+       order by d.tenant, d.queue limit 1)
+      union all
+      select n.tenant, n.queue from place p cross join lateral (
+        select d.tenant::text, d.queue from helix.decision d
+        where d.kind in ('duplicate', 'conflict', 'refused') and (d.tenant, d.queue) > (p.tenant, p.queue)
+        order by d.tenant, d.queue limit 1) n
+    )
     select o.id
-    from helix.queue q
+    from (select p.tenant, p.queue, coalesce(q.keep_decisions_seconds, 7776000) as seconds
+          from place p left join helix.queue q on q.tenant = p.tenant and q.name = p.queue) k
     cross join lateral (
       select d.id from helix.decision d
-      where d.tenant = q.tenant and d.queue = q.name
+      where d.tenant = k.tenant and d.queue = k.queue
         and d.kind in ('duplicate', 'conflict', 'refused')
-        and d.at < v_now - make_interval(secs => q.keep_decisions_seconds)
+        and d.at < v_now - make_interval(secs => k.seconds)
       order by d.at limit p_limit) o
-    where q.keep_decisions_seconds > 0
+    where k.seconds > 0
     limit p_limit));
   get diagnostics v_gone = row_count;
+  delete from helix.fence_decision d
+  where d.life = 0 and d.id = any (array(
+    select o.id from helix.fence_decision o where o.life = 0 order by o.id limit p_limit))
+    and d.at < v_now - interval '90 days';
   return v_gone;
 end
 $$;

@@ -262,7 +262,37 @@ begin
 end
 $$;
 
--- Deletes old request ids and login codes, and workers and lanes that are no longer used.
+-- Deletes the rows of limit keys that have no lease and no batch waiting for them; claims make new ones.
+create function helix.forget_keys(p_queue integer[], p_key text[]) returns integer
+language plpgsql as $$
+declare
+  v_gone integer;
+begin
+  delete from helix.key_limit d where d.ctid = any (array(
+    select k.ctid from helix.key_limit k
+    where (k.queue, k.key) in (select u.queue, u.key from unnest(p_queue, p_key) as u (queue, key)) and k.held = 0
+      and not exists (select from helix.work w where w.cause = 'limit' and w.queue = k.queue and w.limit_key = k.key)
+    for update skip locked));
+  get diagnostics v_gone = row_count;
+  return v_gone;
+end
+$$;
+
+-- The duty: all limit keys, and a row for those whose last batch began to wait in the moment of their deletion.
+create function helix.forget_unused_keys(p_limit integer) returns integer
+language plpgsql as $$
+begin
+  insert into helix.key_limit (queue, key)
+  select distinct w.queue, w.limit_key from helix.work w
+  where w.cause = 'limit'
+    and not exists (select from helix.key_limit k where k.queue = w.queue and k.key = w.limit_key)
+  on conflict do nothing;
+  return (select coalesce(helix.forget_keys(array_agg(u.queue), array_agg(u.key)), 0)
+          from (select k.queue, k.key from helix.key_limit k where k.held = 0 limit p_limit) u);
+end
+$$;
+
+-- Deletes old request ids and login codes, and workers, lanes and limit keys that are no longer used.
 create function helix.sweep(p_limit integer) returns integer
 language plpgsql as $$
 declare
@@ -275,7 +305,8 @@ begin
   get diagnostics v_gone = row_count;
   perform helix.list_queues(p_limit);
   return greatest(v_gone, helix.delete_old_logins(p_limit), helix.delete_old_workers(p_limit),
-                  helix.idle_lanes(p_limit), helix.delete_old_intakes(p_limit));
+                  helix.idle_lanes(p_limit), helix.delete_old_intakes(p_limit),
+                  helix.forget_unused_keys(p_limit));
 end
 $$;
 

@@ -22,6 +22,7 @@ insert into helix.duty (duty, every, of_claims) values
   ('reap',    '250 ms', true),   -- leases past their deadline; a quarter of the shortest sensible lease
   ('promote', '250 ms', true),   -- waiting batches whose cause no longer holds
   ('expire',  '2 s', true),      -- batches not started in time
+  ('answers', '15 s', true),    -- counts of answers that changed nothing, of minutes that are over
   ('sweep',   '60 s', true),     -- old request ids, login codes, workers and lanes
   ('fences',  '10 s', false),    -- fences past their lease, answers and tombstones past their time
   ('retire',  '10 s', false),    -- finished batches and decisions past what their queue keeps
@@ -110,6 +111,7 @@ begin
                         from helix.sweep_fences(p_actor, p_limit) t)
     when 'retire' then greatest(helix.retire_due(p_limit), helix.delete_old_decisions(p_limit),
                                  helix.expire_letters(p_limit))
+    when 'answers' then helix.fold_answers(p_limit)
     when 'archive' then helix.archive(p_limit)
     when 'sweep' then helix.sweep(p_limit)
     when 'metrics' then helix.keep_metrics(p_limit)

@@ -103,7 +103,7 @@ begin
     from seen s cross join lateral unnest(s.queue) as u (queue)
     where s.to_state = 'PENDING' or s.from_state = 'PENDING' group by u.queue, s.at, s.to_state, s.from_state
     union all
-    select q.id, d.at, 'repeated', count(*)
+    select q.id, d.at, 'repeated', sum(d.times)
     from helix.decision d join helix.queue q on q.tenant = d.tenant and q.name = d.queue
     where d.position >= p_from and d.position < p_to and d.kind = 'duplicate' group by q.id, d.at
     union all

@@ -30,17 +30,20 @@ begin
 end
 $$;
 
--- Counts submissions that made no batch, by decision. A refused identity is counted by itself as well: its
+-- Counts submissions that made no batch, by decision; a duplicate also shows that a second assignment was prevented. A refused identity is counted by itself as well: its
 -- record has the raw bytes (note_refused_v1).
 create function helix.count_decisions() returns trigger
 language plpgsql as $$
 begin
   insert into helix.metric_change (tenant, name, queue, label, value)
-  select n.tenant, 'helix_submissions_total', n.queue, n.kind, count(*) from arrived n
+  select n.tenant, 'helix_submissions_total', n.queue, n.kind, sum(n.times) from arrived n
   where n.kind in ('duplicate', 'conflict', 'refused')
   group by n.tenant, n.queue, n.kind
   union all
-  select n.tenant, 'helix_identity_refused_total', n.queue, '', count(*) from arrived n
+  select n.tenant, 'helix_assign_conflict_total', n.queue, 'submit', sum(n.times) from arrived n
+  where n.kind = 'duplicate' group by n.tenant, n.queue
+  union all
+  select n.tenant, 'helix_identity_refused_total', n.queue, '', sum(n.times) from arrived n
   where n.kind = 'refused' and n.detail like '{"why": %"raw_hex": "%'
   group by n.tenant, n.queue;
   return null;
@@ -55,7 +58,7 @@ create function helix.count_refusals() returns trigger
 language plpgsql as $$
 begin
   insert into helix.metric_change (tenant, name, queue, label, value)
-  select n.tenant, 'helix_assign_conflict_total', coalesce(q.name, ''), n.operation, count(*)
+  select n.tenant, 'helix_stale_writes_total', coalesce(q.name, ''), n.operation, count(*)
   from arrived n
   left join helix.batch b on b.id = n.batch
   left join helix.queue q on q.id = b.queue
@@ -163,7 +166,8 @@ language sql volatile as $$
   from helix.queue q
   cross join (values ('helix_lease_reaped_total', ''), ('helix_audit_missing_total', ''),
                      ('helix_id_normalization_changed_total', ''), ('helix_identity_refused_total', ''),
-                     ('helix_assign_conflict_total', 'settle'), ('helix_assign_conflict_total', 'renew'),
+                     ('helix_assign_conflict_total', 'submit'), ('helix_assign_conflict_total', 'claim'),
+                     ('helix_stale_writes_total', 'settle'), ('helix_stale_writes_total', 'renew'),
                      ('helix_submissions_total', 'new'), ('helix_submissions_total', 'duplicate'),
                      ('helix_submissions_total', 'conflict'), ('helix_submissions_total', 'refused'),
                      ('helix_batches', 'PENDING'), ('helix_batches', 'ASSIGNED'),

@@ -181,7 +181,6 @@ create type helix.fence_decision_kind as enum (
 );
 
 -- Decisions that changed no state: repeats, refusals, and late writes of holders that lost their fence.
--- One index only: this insert is most of the cost of a repeat.
 create table helix.fence_decision (
   life     bigint not null,
   id       bigint generated always as identity,
@@ -192,6 +191,8 @@ create table helix.fence_decision (
   actor    helix.actor_name not null,
   detail   helix.long_text,
   evidence helix.evidence,  -- the answer of a late holder
+  times    integer not null default 1,  -- equal ones of one minute, `at` the first (44_answer_count.sql)
+  last_at  timestamptz,
   position bigint not null default helix.current_position(),  -- for seals
   hash     helix.sha256 not null,
   primary key (life, id)
@@ -207,6 +208,13 @@ create function helix.derive_fence_key(p_tenant text, p_name text, p_identity te
 returns bytea language sql stable parallel safe as $$
   select E'\\x01'::bytea || sha256(E'\\x66656e6365'::bytea || helix.framed(p_tenant)
                                  || helix.framed(p_name) || helix.framed_identity(p_identity))
+$$;
+
+-- The id of an effect that the application did not name: the idempotency key that the next system got (fence/receipt.py
+-- derives the same text).
+create function helix.effect_of(p_key bytea, p_effect text) returns text
+language sql immutable parallel safe as $$
+  select coalesce(nullif(p_effect, ''), 'hx1-' || left(encode(sha256(E'\\x01646f776e73747265616d'::bytea || p_key), 'hex'), 48))
 $$;
 
 -- The id of a receipt covers the whole receipt: whose request it was, what it asked, what came of it, when it

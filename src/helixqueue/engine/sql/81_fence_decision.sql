@@ -62,9 +62,8 @@ begin
   if p_alone then
     perform set_config('synchronous_commit', 'off', true);
   end if;
-  insert into helix.fence_decision (life, tenant, name, kind, actor, detail, evidence)
-  values (p_fence.life, p_fence.tenant, p_fence.name, p_kind, p_actor, p_detail,
-          substr(p_evidence, 1, 65536));
+  perform helix.count_answers(p_fence.tenant, p_fence.name, p_actor, array[p_kind::text], null, array[p_detail],
+                              p_fence.life, substr(p_evidence, 1, 65536));
 end
 $$;
 

@@ -8,6 +8,7 @@ language plpgsql set quote_all_identifiers = off as $$
 declare
   v_lives bigint[] := array(select f.life from helix.fence f where f.key = any (p_keys));
 begin
+  perform helix.fold_answers(0, v_lives);
   perform helix.count_deleted_fences(v_lives);
   delete from helix.fence_event e where e.life = any (v_lives);
   delete from helix.fence_decision d where d.life = any (v_lives);
@@ -291,7 +292,8 @@ begin
   perform helix.enter();
   update helix.fence f
   set state = 'SEALED', version = f.version + 1, actor = helix.actor_of(p_actor),
-      reason = 'sealed', detail = null, effect = p_effect, form = p_form, digest = v_digest,
+      reason = 'sealed', detail = null, effect = helix.effect_of(p_key, p_effect),
+      form = p_form, digest = v_digest,
       answer = case when p_omitted then null else p_answer end, omitted = p_omitted,
       sealed_at = v_now, changed_at = v_now,
       answer_until = v_now + make_interval(secs => p_answer_seconds),
@@ -304,7 +306,7 @@ begin
   end if;
   select * into v_fence from helix.fence f
   where f.key = p_key and (f.epoch, f.nonce, f.number) = (p_epoch, p_nonce, p_number)
-    and f.state = 'SEALED' and f.digest = v_digest and f.effect is not distinct from p_effect;
+    and f.state = 'SEALED' and f.digest = v_digest and f.effect = helix.effect_of(p_key, p_effect);
   if found then
     return helix.fence_answer(v_fence, 'sealed');
   end if;

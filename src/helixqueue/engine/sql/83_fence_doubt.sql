@@ -57,7 +57,8 @@ declare
 begin
   update helix.fence f
   set state = 'SEALED', version = f.version + 1, actor = p_actor, reason = p_reason,
-      detail = p_detail, nonce = null, effect = p_effect, form = p_form, digest = case when p_omitted then p_answer else sha256(p_answer) end,
+      detail = p_detail, nonce = null, effect = helix.effect_of(f.key, p_effect), form = p_form,
+      digest = case when p_omitted then p_answer else sha256(p_answer) end,
       answer = case when p_omitted then null else p_answer end, omitted = p_omitted,
       sealed_at = v_now, changed_at = v_now,
       answer_until = v_now + make_interval(secs => p_answer_seconds),

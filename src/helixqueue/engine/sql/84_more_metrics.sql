@@ -32,9 +32,9 @@ begin
     from helix.fence_decision d
     cross join lateral (
       values ('helix_fence_calls_total', case d.kind when 'repeated' then 'duplicate' when 'expired' then 'duplicate'
-                                         when 'mismatch' then 'conflict' else d.kind::text end, 1),
+                                         when 'mismatch' then 'conflict' else d.kind::text end, d.times),
              ('helix_fence_conflict_differences_total', '',
-              case when d.kind = 'mismatch' then coalesce(substring(d.detail from E'\\d+')::int, 1) end)
+              case when d.kind = 'mismatch' then d.times * coalesce(substring(d.detail from E'\\d+')::int, 1) end)
       ) as c (metric, label, value)
     where d.position >= p_from and d.position < p_to and c.value is not null
       and (p_lives is null or d.life = any (p_lives))

@@ -263,7 +263,7 @@ set work_mem = '128MB' set enable_nestloop = off set enable_memoize = off set ji
   bad as materialized (
     select coalesce(s.batch, r.batch) as batch, coalesce(s.version, r.version) as version, s.id,
            s.batch is not null as is_said, r.batch is not null as is_kept, s.to_state,
-           (r.detail, r.result) is null and (s.to_state = 'COMPLETED' or r.failure is not null) as emptied
+           (r.detail, r.result) is null and s.to_state <> 'CANCELLED' as emptied
     from said s
     full join (
       select r.batch, r.version, r.failure, r.detail, r.result::text as result,

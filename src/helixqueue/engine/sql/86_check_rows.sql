@@ -264,15 +264,6 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   left join helix.queue q on q.id = c.queue
   where c.held <> c.live
   union all
-  -- name: limit_key_missing
-  -- promise: G6
-  -- means: A batch names a limit key that has no row in helix.key_limit: no claim takes it.
-  -- action: Insert the row with the number of live leases under the key, or restore the key of the batch.
-  select 'limit_key_missing', jsonb_build_object('batch', w.batch, 'key', w.limit_key)
-  from helix.work w
-  left join helix.key_limit k on k.queue = w.queue and k.key = w.limit_key
-  where w.limit_key is not null and k.key is null
-  union all
   -- name: sequence_near_end
   -- promise: G6
   -- means: A sequence has used nine tenths of its numbers: soon no batch can be submitted or claimed.

@@ -81,9 +81,12 @@ begin
                      r.times, r.first_at, r.last_at) order by r.last_at)
             from (select * from helix.refusal r where r.batch = f.id
                   order by r.last_at desc limit p_limit) r),
-           (select json_agg(json_build_array(d.at, d.kind, d.actor, d.detail) order by d.id)
-            from (select * from helix.decision d where d.batch = f.id
-                  order by d.id desc limit p_limit) d),
+           (select json_agg(json_build_array(d.at, d.kind, d.actor, d.detail, d.times, d.last_at) order by d.id)
+            from ((select d.id, d.at, d.kind, d.actor, d.detail, d.times, d.last_at from helix.decision d
+                   where d.batch = f.id order by d.id desc limit p_limit)
+                  union all
+                  select c.id, c.at, c.kind, c.actor, c.detail, c.times, c.last_at from helix.answer_count c
+                  where c.batch = f.id) d),
            (select json_agg(json_build_array(d.at, d.actor, case when v_sees then d.changes::json end) order by d.id)
             from helix.difference d where d.batch = f.id),
            (select json_agg(json_build_array(s.kind, s.name, s.id, s.decision, s.times, s.first_at,

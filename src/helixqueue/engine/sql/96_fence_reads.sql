@@ -140,7 +140,10 @@ begin
           from helix.fence_event e where e.life = v_life
           union all
           select d.at, d.kind::text, null, null, null, d.actor::text, d.detail::text, d.id
-          from helix.fence_decision d where d.life = v_life) h
+          from helix.fence_decision d where d.life = v_life
+          union all
+          select c.at, c.kind, null, null, null, c.actor, c.detail::text, c.id
+          from helix.answer_count c where c.life = v_life) h
     order by h.at, h.place limit 1000;
 end
 $$;

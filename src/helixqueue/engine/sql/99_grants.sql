@@ -74,7 +74,7 @@ grant usage, select, update on all sequences in schema helix to helix_engine;
 -- live tokens, hashes of API tokens and login codes.
 grant select on helix.arrow, helix.role_tenant, helix.queue, helix.requirement_class, helix.lane,
   helix.batch, helix.result, helix.ended, helix.key_limit, helix.epoch, helix.worker, helix.entry,
-  helix.event, helix.refusal, helix.decision, helix.duty, helix.fence_arrow,
+  helix.event, helix.refusal, helix.decision, helix.answer_count, helix.duty, helix.fence_arrow,
   helix.fence_event, helix.fence_decision, helix.fence_batch, helix.overview, helix.fence_overview,
   helix.ledger, helix.ledger_event, helix.feed, helix.metric, helix.rollup, helix.finding,
   helix.source, helix.dead_letter, helix.letter_overview, helix.intake, helix.intake_failure,

@@ -285,7 +285,7 @@ class KeyedExecution:
         reply = await self._seal(lease, result)
         await self._cache(reply)
         receipt = receipt_text(reply.receipt) or ""
-        self._decisions.record("new", effect_id=effect, receipt=receipt)
+        self._decisions.record("new", effect_id=reply.effect, receipt=receipt)
         added = [(b"idempotency-receipt", receipt.encode())]
         return [*added, (b"idempotency-stored", b"partial")] if stored.omitted else added
 
