@@ -31,9 +31,9 @@ def register(parent: typer.Typer) -> None:
 def _refused(page: Page[RefusedIdentityRow]) -> None:
     show.table(
         ("time", "times", "text", "reason", "by", "raw bytes"),
-        [(r.at, r.times, _text(r), r.why, r.actor, r.raw_hex) for r in page.rows],
+        [(r.at, str(r.times), _text(r), r.why, r.actor, r.raw_hex) for r in page.rows],
         empty="no refused identities",
-        optional=("time", "by"),
+        optional=("time", "by", "times"),
     )
 
 
