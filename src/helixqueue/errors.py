@@ -12,8 +12,8 @@ HelixError
     NotInTransaction         `within=` needs an open transaction
     QueueClosed              the queue takes no new work now
     NotFound                 the tenant has no such thing: NoSuchBatch, NoSuchQueue, NoSuchWorker,
-                             NoSuchLetter, NoSuchToken, NoSuchLedger, NoSuchEntity, NoSuchFeed,
-                             NoSuchFence
+                             NoSuchLetter, NoSuchSeal, NoSuchToken, NoSuchLedger, NoSuchEntity,
+                             NoSuchFeed, NoSuchFence
     NotInDoubt               the fence is not in doubt, or has another version (.state, .version)
     NameTaken                the name of a token was used before
     QueueNotEmpty            the queue has or had batches
@@ -176,6 +176,12 @@ class NoSuchLetter(NotFound):
     """The tenant has no dead letter of that number."""
 
     kind = "no-such-letter"
+
+
+class NoSuchSeal(NotFound):
+    """The service has made no seal of that number."""
+
+    kind = "no-such-seal"
 
 
 class NoSuchToken(NotFound):

@@ -22,12 +22,14 @@ def test_operator_sees_the_last_seal_and_gets_one_that_a_reader_does_not(databas
     settings = settings_for(database, keys=keys, seal_to=place, seal_seconds=3600)
     with serving(settings) as url:
         site = Site(database, url)
-        with sign_in(site, scopes=("read", "operate")) as person:
+        with sign_in(site, scopes=("read", "operate", "seal")) as person:
             wait_until(lambda: "seal-000001.json" in person.get("/proof").text)
             answer = person.post("/proof/seal", data={"form": _form(person)})
-        assert SEALS.faults(answer.json(), None, [keys[0].signer]) == []
+            assert "Seal 2" in person.get("/proof").text
+        [first] = SEALS.read(place)
+        assert SEALS.faults(answer.json(), first, [keys[0].signer]) == []
         assert answer.headers["content-disposition"].startswith("attachment")
-        with sign_in(site, scopes=("read",)) as reader:
+        with sign_in(site, scopes=("read", "operate")) as reader:
             assert "Seal now" not in reader.get("/proof").text
             assert reader.post("/proof/seal", data={"form": _form(reader)}).status_code == 403
     assert len(list(place.iterdir())) == 1  # a person cannot fill the directory

@@ -355,6 +355,7 @@ IDLE = {
     "authenticate_v1", "assume_v1", "tenant_key_v1",
     "resolve_by_token_v1", "redeem_login_v1", "end_session_v1", "run_duty_v1", "ledger_hint_key_v1",
     "change_mark_v1", "seal_position_v1", "seal_pages_v1", "seal_witness_v1",
+    "seals_v1", "add_seal_v1",
     "set_duty_v1", "knows_group_v1", "stream_groups_v1",
 }  # fmt: skip
 

@@ -156,6 +156,21 @@ def test_message_without_identity_is_recognised_when_it_is_redelivered(stream, c
     assert caplog.text.count("has no identity") == 4  # warned each time
 
 
+def test_malformed_identity_of_a_stream_is_counted_and_logged_in_hex(stream, database, caplog):
+    caplog.set_level(logging.INFO, "helixqueue")
+    stream.add_fields({"identity": "a\u202eb", "payload": "{}"})
+    stream.add("s1")
+    stream.drain()
+    lines = [record.event for record in caplog.records if hasattr(record, "event")]
+    raw = "a\u202eb".encode().hex()
+    assert [line["raw_hex"] for line in lines if line.get("decision") == "refused"] == [raw]
+    [new] = [line for line in lines if line.get("decision") == "new"]
+    batch = database.value("select helix.public_id(key) from helix.batch where identity = 's1'")
+    assert (new["batch"], new["queue"]) == (batch, stream.queue)
+    counted = "select detail::json ->> 'raw_hex', times from helix.answer_count where queue = %s"
+    assert database.rows(counted, stream.queue) == [(raw, 1)]
+
+
 def test_same_entry_id_with_other_content_is_a_letter(stream):
     stream.set_queue(unknown="accept")
     stream.add("s1", entry="5-1")
@@ -414,6 +429,7 @@ def test_login_of_an_intake_submits_and_writes_letters_and_nothing_else(
         ).fetchall()
     assert {name for (name,) in rows} == {
         "submit_from_v1",
+        "note_refused_v1",
         "write_letters_v1",
         "count_try_v1",
         "clear_tries_v1",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 
@@ -444,33 +446,89 @@ def test_service_publishes_keys_and_seals_on_request_and_on_its_clock(busy, tmp_
     settings = settings_for(busy, keys=keys, seal_to=tmp_path / "seals", seal_seconds=3600)
     with serving(settings) as url:
         site = Site(busy, url)
-        with site.client("operate") as client:
+        with site.client("seal") as client:
             published = client.get("/v1/keys", headers={"Authorization": ""}).json()["keys"]
             assert published == [keys[0].public()]
             made = client.post("/v1/seals", json={}).json()
-        with site.client("read") as client:
+        with site.client("operate", "read") as client:
             assert client.post("/v1/seals", json={}).status_code == 403
-        token = site.token("operate")
-        done = Helixq(busy)(
-            "seal",
-            "--to",
-            tmp_path / "s",
-            "--url",
-            url,
-            "--token",
-            token,
-            HELIX_TENANT="",
-            HELIX_DSN="",
-        )
+            assert client.get("/v1/seals").status_code == 403
+        token = site.token("seal")
+        arguments = ("seal", "--to", tmp_path / "s", "--url", url, "--token", token)
+        done = Helixq(busy)(*arguments, HELIX_TENANT="", HELIX_DSN="")
         assert done.code == Exit.OK, done.err
         wait_until(lambda: list((tmp_path / "seals").glob("seal-*.json")))
     signer = keys[0].signer
-    for series in ([made], SEALS.read(tmp_path / "s"), SEALS.read(tmp_path / "seals")):
-        assert broken(busy, series, [signer]) == {}
+    series = SEALS.read(tmp_path / "s")
+    assert made in series, "the caller's place got the seals that others had asked for"
+    for kept in (series, SEALS.read(tmp_path / "seals")):
+        assert broken(busy, kept, [signer]) == {}
+
+
+@pytest.fixture
+def sealing(busy, tmp_path):
+    """A service with a key, and the key."""
+    keys = tuple(create(tmp_path / "key"))
+    with serving(settings_for(busy, keys=keys)) as url:
+        yield Site(busy, url), keys[0].signer
+
+
+def test_caller_of_a_service_cannot_name_the_predecessor_of_a_seal(busy, sealing):
+    site, signer = sealing
+    with site.client("seal") as client:
+        first = client.post("/v1/seals", json={}).json()
+        forged = {"number": 7, "id": "0" * 64, "to_position": "9" * 18, "counts": {}}
+        client.post("/v1/seals", json={"after": forged})
+        listed = client.get("/v1/seals").json()["rows"]
+        documents = [client.get(f"/v1/seals/{row['number']}").json()["document"] for row in listed]
+        assert client.get("/v1/seals/99").status_code == 404
+    series = documents[::-1]
+    assert series[0] == first
+    assert [seal["number"] for seal in series] == list(range(1, len(series) + 1))
+    assert all(SEALS.faults(seal, last, [signer]) == [] for last, seal in pairwise(series))
+    assert broken(busy, series, [signer]) == {}
+
+
+def test_seal_of_a_superuser_in_the_table_is_not_continued(busy, sealing):
+    site, _ = sealing
+    with site.client("seal") as client:
+        assert client.post("/v1/seals", json={}).status_code == 200
+        with busy.connect("helix_bootstrap") as connection:
+            connection.execute("alter table helix.seal disable trigger all")
+            connection.execute(
+                "update helix.seal"
+                " set document = jsonb_set(document::jsonb, '{to_position}', '\"1\"')::json"
+            )
+            connection.execute("alter table helix.seal enable always trigger a_guard")
+        response = client.post("/v1/seals", json={})
+    assert response.status_code >= 400
+    assert "signed by this service" in response.text
+
+
+def test_concurrent_callers_make_one_series_of_seals(busy, sealing):
+    site, signer = sealing
+    with site.client("seal") as client, ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: client.post("/v1/seals", json={}), range(8)))
+        numbers = sorted(a.json()["number"] for a in answers if a.status_code == 200)
+        listed = client.get("/v1/seals").json()["rows"]
+    assert numbers == [row["number"] for row in listed][::-1]
+    assert numbers
+    assert {a.status_code for a in answers} <= {200, 429, 503}
+    assert signer is not None
+
+
+def test_only_an_operator_grants_the_scope_seal(busy):
+    with serving(settings_for(busy)) as url:
+        site = Site(busy, url)
+        with site.client("admin") as client:
+            body = {"name": "sealer", "scopes": ["seal"]}
+            assert client.post("/v1/tokens", json=body).status_code == 403
+            link = client.post("/v1/login-links", json={"scopes": ["seal"]})
+            assert link.status_code in {403, 404, 422}
 
 
 def test_service_without_key_seals_nothing(busy):
-    with serving(settings_for(busy)) as url, Site(busy, url).client("operate") as client:
+    with serving(settings_for(busy)) as url, Site(busy, url).client("seal") as client:
         assert client.get("/v1/keys").json() == {"keys": []}
         response = client.post("/v1/seals", json={})
         assert (response.status_code, response.json()["type"][-6:]) == (409, "no-key")

@@ -38,7 +38,7 @@ def test_client_of_the_service_appends_and_reads_like_a_direct_one(helix, name):
     again = ledger.append(("drone", "7/a"), 1, "REQUESTED", {"pad": 1, "trace": 2})
     other = ledger.append(("drone", "7/a"), 1, "REQUESTED", {"pad": 2, "trace": 1})
     assert [answer.decision for answer in (first, again, other)] == [
-        *("written", "duplicate", "conflict")
+        *("written", "duplicate_suppressed_by_db", "conflict")
     ]
     assert first.key == again.key
     assert first.key.startswith("v2:")

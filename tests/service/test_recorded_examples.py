@@ -241,6 +241,8 @@ def record_service(record, lab):
     lab.run(note_check(tenant="lab", actor="ann", seconds=0.4, results=CHECKED))
     record("list_checks", limit=2)
     record("seal")
+    record("list_seals")
+    record("show_seal", number=1)
     document = record("document")
     document["paths"] = {}
     document.pop("components")

@@ -201,6 +201,15 @@ RECORDS = {
         MISSED | {"retention deletes the refusals of a batch with it"},
         "delete from helix.refusal",
     ),
+    "a count of the present minute was edited": (
+        MISSED | {"it has no hash before its minute is over"},
+        "update helix.answer_count set times = 99",
+    ),
+    "a seal was put into the database": (
+        MISSED | {"no service continues a seal that it did not sign; callers keep copies"},
+        """insert into helix.seal (number, actor, digest, to_position, document)
+           values (1, 'eve', sha256('x'), 1, '{}')""",
+    ),
     "a duplicate was deleted": (
         MISSED | {"retention deletes such answers after `keep_decisions_seconds`"},
         "delete from helix.decision where kind = 'duplicate'",

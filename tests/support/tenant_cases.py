@@ -342,6 +342,10 @@ CASES = {
     "rotate_secret_v1": lambda _: {},
     "seal_witness_v1": lambda _: {"kind": "entry", "from": 0, "to": 2**61, "place": 0},
     "seal_position_v1": lambda _: {},
+    "seals_v1": lambda _: {},
+    "add_seal_v1": lambda _: {
+        "number": 1, "actor": "eve", "digest": b"d" * 32, "to_position": 1, "document": "{}",
+    },
     "change_mark_v1": lambda _: {},
     "seal_pages_v1": lambda _: {"from": 0, "to": 2**61},
     "claim_fence_v1": lambda _: {

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.module_database
 def test_repeated_event_is_a_duplicate_and_stored_once(dispatch):
     first = dispatch.append("d-1", 1, "REQUESTED", {"pad": "north"}, node="alp-1")
     again = dispatch.append("d-1", 1, "REQUESTED", {"pad": "north"}, node="alp-2")
-    assert (first.decision, again.decision) == ("written", "duplicate")
+    assert (first.decision, again.decision) == ("written", "duplicate_suppressed_by_db")
     assert first.key == again.key
     assert first.key.startswith("v2:")
     [event] = dispatch.history("d-1")
@@ -26,7 +26,9 @@ def test_repeated_event_is_a_duplicate_and_stored_once(dispatch):
 
 def test_twin_spellings_of_an_entity_are_one_entity(dispatch):
     assert dispatch.append("Sämtis-1", 1, "REQUESTED").is_new
-    assert dispatch.append("Sa\u0308mtis-1", 1, "REQUESTED").decision == "duplicate"
+    assert (
+        dispatch.append("Sa\u0308mtis-1", 1, "REQUESTED").decision == "duplicate_suppressed_by_db"
+    )
 
 
 def test_other_payload_of_the_same_event_is_a_conflict_with_a_diff(dispatch):
@@ -75,7 +77,15 @@ def test_bulk_append_answers_each_event_in_the_order_of_the_input(dispatch):
         ]
     )
     assert [answer.decision for answer in answers] == [
-        *("written", "illegal", "written", "refused", "duplicate", "conflict", "refused"),
+        *(
+            "written",
+            "illegal",
+            "written",
+            "refused",
+            "duplicate_suppressed_by_db",
+            "conflict",
+            "refused",
+        ),
         "written",
     ]
     assert [event.kind for event in dispatch.history("b-1")] == [
@@ -97,7 +107,7 @@ def test_ignored_fields_do_not_make_a_conflict(helix):
     ledger.append("d", 1, "REQUESTED", {"pad": 1, "trace": {"id": "a"}, "at/node": 1})
     again = ledger.append("d", 1, "REQUESTED", {"pad": 1, "trace": {"id": "b"}, "at/node": 2})
     other = ledger.append("d", 1, "REQUESTED", {"pad": 2, "trace": {"id": "a"}, "at/node": 1})
-    assert (again.decision, other.decision) == ("duplicate", "conflict")
+    assert (again.decision, other.decision) == ("duplicate_suppressed_by_db", "conflict")
 
 
 def test_bound_payload_is_part_of_the_identity(helix):
@@ -108,7 +118,7 @@ def test_bound_payload_is_part_of_the_identity(helix):
     assert [answer.decision for answer in (first, second, again)] == [
         "written",
         "written",
-        "duplicate",
+        "duplicate_suppressed_by_db",
     ]
     assert first.key.startswith("v3:")
     assert first.key != second.key
@@ -144,7 +154,7 @@ def test_concurrent_nodes_write_each_event_once(dispatch, database):
     for thread in threads:
         thread.join()
     assert decisions.count("written") == 1
-    assert sorted(set(decisions)) == ["duplicate", "illegal", "written"]
+    assert sorted(set(decisions)) == ["duplicate_suppressed_by_db", "illegal", "written"]
     assert len(dispatch.history("race")) == 2
 
 

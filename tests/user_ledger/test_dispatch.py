@@ -49,7 +49,7 @@ def test_three_nodes_make_one_row_one_notification_and_one_launch(helix, databas
     for thread in threads:
         thread.join()
     assert decisions.count("written") == 2 * len(drones)
-    assert set(decisions) == {"written", "duplicate"}
+    assert set(decisions) == {"written", "duplicate_suppressed_by_db"}
 
     feed = helix.feed("alpine-notify", ledger="alpine")
     notified = []

@@ -26,7 +26,7 @@ class Entity:
     def append(self, seq: int, kind: str, payload: int) -> str:
         for known_seq, known_kind, known_payload in self.events:
             if (known_seq, known_kind) == (seq, kind):
-                return "duplicate" if known_payload == payload else "conflict"
+                return "duplicate_suppressed_by_db" if known_payload == payload else "conflict"
         last = self.events[-1][1] if self.events else None
         legal = kind in (DISPATCH.arrows[last] if last else DISPATCH.initial)
         if seq != len(self.events) + 1 or not legal:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, help="Ledgers: list, declare, append, show, replay, seal, verify."
 )
-STORED: Final = frozenset(("written", "duplicate"))
+STORED: Final = frozenset(("written", "duplicate_suppressed_by_db"))
 LedgerName = Annotated[str, argument("LEDGER", "Name of the ledger.")]
 
 

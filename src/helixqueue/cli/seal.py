@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - Typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,12 +12,9 @@ from helixqueue.cli.command import command
 from helixqueue.cli.options import option
 from helixqueue.fence.key_file import public_document, publish_beside, read_keys
 from helixqueue.operate.exported import write_export
-from helixqueue.operate.seal import SEALS, last_head, make_seal
+from helixqueue.operate.seal import SEALS, add_after_missing, last_head, make_seal
 from helixqueue.operate.signed_series import document_id
 from helixqueue.transport.http import checks
-
-if TYPE_CHECKING:
-    from helixqueue.records.seal import SealHead
 
 
 def register(app: typer.Typer) -> None:
@@ -50,18 +47,16 @@ def _seal(
 
     `check --against` compares the database with it. Covers all tenants, and everything since the
     last seal in that place; takes no lock. Keep the place outside of the database server, where its
-    administrators cannot write. Over --url, the service signs with its own key; the token needs the
-    scope operate.
+    administrators cannot write. Over --url, the service signs with its own key and continues its
+    own series, of which seals that the place lacks are added; the token needs the scope seal.
     """
-    previous = last_head(to)
-    seal = _make(key, previous)
+    seal, file = _make(key, to)
     if export is not None:
         if connection.selected().service is not None:
             raise typer.BadParameter("--export reads the database itself; select it with --dsn")
         with connection.open_database(as_owner=True) as database:
             write_export(database.connection, seal, export)
         publish_beside(export, public_document(read_keys(key)))
-    file = SEALS.add(to, seal)
     if as_json:
         shown = {name: value for name, value in seal.items() if name != "pages"}
         digest = document_id(seal)
@@ -71,16 +66,20 @@ def _seal(
         show.line(f"seal {seal['number']} in {file}: {counts or 'nothing yet'}", "green")
 
 
-def _make(key: Path | None, previous: SealHead | None) -> dict[str, Any]:
+def _make(key: Path | None, to: Path) -> tuple[dict[str, Any], Path]:
     if connection.selected().service is not None:
         if key is not None:
             raise typer.BadParameter("--key: a service signs with its own key; remove this option")
         with connection.open_target() as target:
-            seal: dict[str, Any] = target.run(checks.seal(previous))
-            return seal
+            seal: dict[str, Any] = target.run(checks.seal())
+            return seal, add_after_missing(
+                to, seal, lambda number: target.run(checks.show_seal(number))["document"]
+            )
+    previous = last_head(to)
     signer = read_keys(key)[-1].signer
     with (
         connection.open_database(as_owner=True) as database,
         show.bar("sealing", "records", None),
     ):
-        return make_seal(database.connection, signer, previous)
+        seal = make_seal(database.connection, signer, previous)
+    return seal, SEALS.add(to, seal)

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 _SQL = sql_texts("helixqueue.engine", "tokens.sql")
 
-Scope = Literal["submit", "work", "read", "payloads", "operate", "admin", "metrics"]
+Scope = Literal["submit", "work", "read", "payloads", "operate", "admin", "metrics", "seal"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
-METRICS_SCOPE: Final = "metrics"  # figures of all tenants; only operators grant it
-TENANT_SCOPES: Final = tuple(scope for scope in SCOPES if scope != METRICS_SCOPE)
+METRICS_SCOPE: Final = "metrics"  # figures of all tenants
+OPERATOR_SCOPES: Final = (METRICS_SCOPE, "seal")  # about all tenants: only operators grant them
+TENANT_SCOPES: Final = tuple(scope for scope in SCOPES if scope not in OPERATOR_SCOPES)
 # The database roles of a service: all scopes, which each token restricts, and to act for others.
 SERVICE_ROLES: Final = (*(f"helix_{scope}" for scope in TENANT_SCOPES), "helix_delegate")
 TOKEN: Final = re.compile(r"hx_[A-Za-z0-9_-]{43}")

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from helixqueue.engine import calls, letters, streams
 from helixqueue.engine.call_set import POSTGRES_CALLS
-from helixqueue.errors import HelixError, NotPermitted, Refused, Unavailable
+from helixqueue.errors import HelixError, InvalidIdentity, NotPermitted, Refused, Unavailable
 from helixqueue.failpoints import failpoint
 from helixqueue.identity import key_bytes
 from helixqueue.intake.settings import EVERY_QUEUE
+from helixqueue.log.events import log_refused_identities
+from helixqueue.log.lines import event
 from helixqueue.operations.batches import Operations
 from helixqueue.operations.instructions import Execute, run_instructions
 from helixqueue.operations.message import (
@@ -25,7 +27,7 @@ from helixqueue.operations.message import (
     read_message,
     vanished_letter,
 )
-from helixqueue.operations.prepare import prepare
+from helixqueue.operations.prepare import prepare, refused_identity
 from helixqueue.postgres.database import Database
 from helixqueue.postgres.transaction_bounds import limited_transaction
 from helixqueue.records.submission import Source, SubmissionRow
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from helixqueue.operations.prepare import KnownQueue
     from helixqueue.postgres.call import Call
     from helixqueue.records.letter import NewLetter
+    from helixqueue.records.submission import SubmittedRow
 
 T = TypeVar("T")
 LOG = logging.getLogger("helixqueue.intake")
@@ -55,6 +58,9 @@ class _SortedChunk:
     rows: dict[str, list[tuple[Entry, SubmissionRow]]] = field(default_factory=dict)
     letters: list[NewLetter] = field(default_factory=list)
     profiles: dict[str, str] = field(default_factory=dict)
+    # Refused identities by queue, as bytes with the reason.
+    refused: dict[str, list[tuple[bytes, str]]] = field(default_factory=dict)
+    answered: list[tuple[str, Entry, SubmittedRow]] = field(default_factory=list)
 
 
 class ChunkWriter:
@@ -117,6 +123,7 @@ class ChunkWriter:
         counters.new += decisions.count("new")
         counters.duplicate += decisions.count("duplicate")
         counters.letters += len(chunk.letters)
+        self._log(chunk)
         for letter in chunk.letters:
             LOG.warning(
                 "entry %s of %s is a dead letter (%s): %s",
@@ -128,6 +135,20 @@ class ChunkWriter:
                     counters.unnamed += 1
                     LOG.warning("entry %s has no identity; only its redelivery is known", entry.id)
 
+    @staticmethod
+    def _log(chunk: _SortedChunk) -> None:
+        """Name the batch of each entry, and refused identities in hex, as every way in does."""
+        for queue, refused in chunk.refused.items():
+            log_refused_identities(queue, refused)
+        if not LOG.isEnabledFor(logging.INFO):
+            return
+        for queue, entry, answer in chunk.answered:
+            batch = None if answer.receipt is None else answer.receipt.batch_id
+            event(
+                LOG, logging.INFO, "submit",
+                queue=queue, entry=entry.id, decision=answer.decision, batch=batch,
+            )  # fmt: skip
+
     def _write_within(
         self, database: Database, chunk: _SortedChunk, alone: Sequence[Entry]
     ) -> list[str]:
@@ -137,6 +158,15 @@ class ChunkWriter:
             decisions += self._submit(database, queue, chunk)
         if chunk.letters:
             database.run(self._letters_call(chunk.letters))
+        for queue, refused in sorted(chunk.refused.items()):
+            database.run(
+                calls.note_refused(
+                    tenant=self._settings.tenant,
+                    queue=queue,
+                    refused=refused,
+                    actor=self._operations.actor,
+                )
+            )
         for entry in alone:
             source = self.source(entry.id)
             database.run(letters.clear_tries(tenant=self._settings.tenant, source=source))
@@ -146,7 +176,7 @@ class ChunkWriter:
         chunk = _SortedChunk()
         for entry in entries:
             try:
-                known, row = self._read(entry)
+                known, row = self._read(entry, chunk)
             except Poison as poison:
                 chunk.letters.append(letter_of(entry.id, encode_fields(entry.fields), poison))
             else:
@@ -154,7 +184,7 @@ class ChunkWriter:
                 chunk.profiles[known.row.name] = known.row.profile
         return chunk
 
-    def _read(self, entry: Entry) -> tuple[KnownQueue, SubmissionRow]:
+    def _read(self, entry: Entry, chunk: _SortedChunk) -> tuple[KnownQueue, SubmissionRow]:
         named, submission = read_message(entry.fields)
         queue = self._settings.queue_of(named)
         known = None if queue is None else self._known(queue)
@@ -168,6 +198,9 @@ class ChunkWriter:
         try:
             row = prepare(known, submission._replace(source=self.source(entry.id)))
         except Refused as error:
+            if isinstance(error, InvalidIdentity):
+                noted = refused_identity(submission.identity, error)
+                chunk.refused.setdefault(known.row.name, []).append(noted)
             raise poison_of(error, queue) from None
         return known, row
 
@@ -201,6 +234,7 @@ class ChunkWriter:
             )
         )
         for (entry, _), answer in zip(rows, answers, strict=True):
+            chunk.answered.append((queue, entry, answer))
             if answer.decision not in {"new", "duplicate"}:
                 poison = poison_of_answer(answer, queue)
                 key = None if answer.receipt is None else key_bytes(answer.receipt.key)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("helixqueue.ledger.hint")
 
 ENTRY_SECONDS: Final = 7 * 86_400  # entries of earlier runs of the server are never read again
-_KNOWN: Final = frozenset(("written", "duplicate"))
+_KNOWN: Final = frozenset(("written", "duplicate_suppressed_by_db"))
 
 
 class SeqHint:

@@ -16,15 +16,19 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from helixqueue.engine import seals
 from helixqueue.errors import Refused
 from helixqueue.fence.receipt import time_text
+from helixqueue.fence.signing import signature_faults
 from helixqueue.operate.release import fix_output, schema_objects
 from helixqueue.operate.signed_series import SignedSeries, document_id
+from helixqueue.postgres.database import Database
 from helixqueue.postgres.snapshot import snapshot
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.seal import SealHead
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from psycopg import Connection
@@ -55,9 +59,7 @@ def range_of(seal: dict[str, Any]) -> tuple[int, int]:
 
 
 def make_seal(
-    connection: Connection[Any],
-    signer: Signer,
-    previous: SealHead | None = None,
+    connection: Connection[Any], signer: Signer, previous: SealHead | None = None
 ) -> dict[str, Any]:
     """Seal what happened since `previous`, or everything. Needs a login for all tenants."""
     with snapshot(connection):
@@ -91,6 +93,50 @@ def make_seal(
     }
     follows = None if previous is None else (previous.number, previous.id)
     return SEALS.sign(members, follows, signer)
+
+
+def make_next_seal(
+    connection: Connection[Any], keys: Sequence[Signer], actor: str | None
+) -> dict[str, Any]:
+    """Continue the series of the database and keep the seal there, for services.
+
+    The last seal decides where this one begins, so it must be one that these keys signed: a caller,
+    or an edit of the database, can neither leave out records nor repeat them.
+    """
+    database = Database(connection)
+    last = database.run(seals.find_seal(number=None))
+    document = None if last is None else dict(last.document or {})
+    if document is not None and (faults := signature_faults(SEALS.purpose, document, keys)):
+        raise Refused(
+            f"expected the last seal in helix.seal to be signed by this service, got: {faults[0]}; "
+            "start every replica with the same --key"
+        )
+    previous = None if document is None else head_of(document)
+    seal = make_seal(connection, keys[-1], previous)
+    call = seals.add_seal(
+        number=seal["number"], actor=actor, digest=document_id(seal),
+        to_position=seal["to_position"], document=json.dumps(seal),
+    )  # fmt: skip
+    database.run(call)
+    return seal
+
+
+def add_after_missing(
+    place: Path, seal: dict[str, Any], find: Callable[[int], Mapping[str, Any]]
+) -> Path:
+    """Write a seal to a place, after those of the series that other callers made meanwhile."""
+    last = last_head(place)
+    for number in range(1 if last is None else last.number + 1, seal["number"]):
+        SEALS.add(place, dict(find(number)))
+    return SEALS.add(place, seal)
+
+
+def read_document(connection: Connection[Any], number: int) -> Mapping[str, Any]:
+    """A seal that a service made."""
+    row = Database(connection).run(seals.find_seal(number=number))
+    if row is None or row.document is None:
+        raise Refused(f"expected seal {number} in helix.seal, got none; was it deleted?")
+    return row.document
 
 
 def read_pages(

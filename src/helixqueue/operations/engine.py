@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 __all__ = [
     "calls", "check_runs", "duties", "fences", "identities", "ledgers", "letters", "metrics",
-    "overview", "reads", "service_calls", "tokens",
+    "overview", "reads", "seals", "service_calls", "tokens",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         metrics,
         overview,
         reads,
+        seals,
         service_calls,
         tokens,
     )

@@ -26,12 +26,12 @@ TokenName = Annotated[
         "Name of the token, also in the ledger.", "uploader", pattern=NAME_PATTERN, metavar="NAME"
     ),
 ]
-Scope = Literal["submit", "work", "read", "payloads", "operate", "admin", "metrics"]
+Scope = Literal["submit", "work", "read", "payloads", "operate", "admin", "metrics", "seal"]
 Scopes = Annotated[
     list[Scope],
     Param(
-        "submit, work, read, payloads, operate, admin or metrics; repeat for several.",
-        length=7, option="--scope", metavar="SCOPE",
+        "submit, work, read, payloads, operate, admin, metrics or seal; repeat for several.",
+        length=8, option="--scope", metavar="SCOPE",
     ),
 ]  # fmt: skip
 PersonName = Annotated[
@@ -39,10 +39,10 @@ PersonName = Annotated[
     Param("Name of the person, recorded with every action.", "ada", pattern=NAME_PATTERN),
 ]
 LinkScopes = Annotated[
-    list[Literal["submit", "work", "read", "payloads", "operate", "admin"]],
+    list[Literal["submit", "work", "read", "payloads", "operate", "admin", "seal"]],
     Param(
-        "submit, work, read, payloads, operate or admin; all unless given.",
-        length=6, option="--scope", metavar="SCOPE",
+        "submit, work, read, payloads, operate, admin or seal; all but seal unless given.",
+        length=7, option="--scope", metavar="SCOPE",
     ),
 ]  # fmt: skip
 Queues = Annotated[

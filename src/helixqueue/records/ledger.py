@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EntityName = str | tuple[str, ...]
 AppendDecision = Literal[
     "written",  # the event is new and stored
-    "duplicate",  # the same event was stored before
+    "duplicate_suppressed_by_db",  # the same event was stored before
     "conflict",  # the identity is stored with another payload (.diff)
     "illegal",  # the machine or the order of a strict ledger forbids it (.rules)
     "refused",  # invalid input, in `append_many` (.rules)

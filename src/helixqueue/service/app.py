@@ -27,6 +27,7 @@ from helixqueue.operations import (
     letters,
     overview,
     queues,
+    seals,
     workers,
 )
 from helixqueue.operations import checks as check_operations
@@ -63,7 +64,7 @@ ROUTERS = (
     changes.routes, routes_of(identities), routes_of(fences, "fences"), routes_of(letters),
     routes_of(intakes), routes_of(duties),
     ledgers.routes, routes_of(ledger_operations), routes_of(feeds), checks.routes,
-    routes_of(check_operations),
+    routes_of(check_operations), routes_of(seals),
     routes_of(token_operations), login.routes, proof.routes, health.routes,
 )  # fmt: skip
 # Every response below 500 means that nothing was done, so the key may be used again.

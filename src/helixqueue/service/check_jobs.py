@@ -19,7 +19,7 @@ from helixqueue.engine import check_runs
 from helixqueue.errors import Unavailable
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
-from helixqueue.operate.seal import make_seal
+from helixqueue.operate.seal import add_after_missing, make_next_seal, read_document
 from helixqueue.postgres import tenant_sessions
 from helixqueue.postgres.database import Database
 from helixqueue.records.check import CheckOutcome
@@ -27,13 +27,12 @@ from helixqueue.service.tenant_limits import TenantLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from pathlib import Path
 
     from psycopg import Connection
 
-    from helixqueue.fence.signing import Signer
     from helixqueue.ledger.replay import ReplayResult
     from helixqueue.operate.check import CheckResult
-    from helixqueue.records.seal import SealHead
     from helixqueue.service.principal import Principal
     from helixqueue.service.settings import ServiceSettings
 
@@ -95,13 +94,16 @@ class CheckJobs:
         )
         return await self._run_in_thread(principal.tenant, job)
 
-    async def seal(
-        self, signer: Signer, previous: SealHead | None, principal: Principal | None = None
-    ) -> dict[str, Any]:
-        """Seal the records of all tenants since `previous`; `principal` asked for it."""
+    async def seal(self, principal: Principal | None = None) -> dict[str, Any]:
+        """Seal the records of all tenants since the last seal; `principal` asked for it."""
         tenant = "" if principal is None else principal.tenant
-        job = partial(make_seal, signer=signer, previous=previous)
-        return await self._run_in_thread(tenant, job)
+        actor = "service" if principal is None else principal.grant.name
+        keys = [key.signer for key in self._settings.keys]
+        return await self._run_in_thread(tenant, partial(make_next_seal, keys=keys, actor=actor))
+
+    async def add_seal(self, place: Path, seal: dict[str, Any]) -> Path:
+        """Write a seal to a place, after those of other replicas and callers."""
+        return await self._run_in_thread("", partial(_add, place, seal))
 
     async def close(self) -> None:
         """Cancel the running jobs; their clients are disconnected."""
@@ -144,6 +146,10 @@ class CheckJobs:
     def _require_open(self) -> None:
         if self._closed:
             raise Unavailable("the service is shutting down; retry on another replica")
+
+
+def _add(place: Path, seal: dict[str, Any], connection: Connection[Any]) -> Path:
+    return add_after_missing(place, seal, partial(read_document, connection))
 
 
 def _assume_tenant(principal: Principal, seconds: float) -> Callable[[Connection[Any]], None]:

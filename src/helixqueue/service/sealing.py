@@ -1,6 +1,7 @@
 """Seals on a clock: writes a seal of the ledger to a directory, beside the earlier ones.
 
-The directory is outside of the database server. Each replica that has one keeps its own series.
+The directory is outside of the database server. All replicas and callers make one series; each
+directory gets all of it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from helixqueue.errors import HelixError
-from helixqueue.operate.seal import SEALS, last_head
 from helixqueue.service.background import BackgroundTask
 from helixqueue.service.problems import Problem
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from helixqueue.fence.signing import Signer
     from helixqueue.service.check_jobs import CheckJobs
 
 log = logging.getLogger("helixqueue.service.sealing")
@@ -33,18 +32,16 @@ class LastSeal(NamedTuple):
 class Sealing(BackgroundTask):
     last: LastSeal | None = None  # that this process wrote; it begins with one
 
-    def __init__(self, jobs: CheckJobs, signer: Signer, place: Path, seconds: float) -> None:
+    def __init__(self, jobs: CheckJobs, place: Path, seconds: float) -> None:
         self._jobs = jobs
-        self._signer = signer
         self._place = place
         self._seconds = seconds
 
     async def _run(self) -> None:
         while True:
             try:
-                previous = await asyncio.to_thread(last_head, self._place)
-                seal = await self._jobs.seal(self._signer, previous)
-                file = await asyncio.to_thread(SEALS.add, self._place, seal)
+                seal = await self._jobs.seal()
+                file = await self._jobs.add_seal(self._place, seal)
                 sealed_at = datetime.fromisoformat(seal["sealed_at"])
                 self.last = LastSeal(seal["number"], sealed_at, file.name)
                 log.info("sealed %s entries in %s", seal["counts"].get("entry", 0), file)

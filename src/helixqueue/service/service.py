@@ -97,7 +97,7 @@ class Service:
         self.sealing = (
             None
             if settings.seal_to is None or self.signer is None
-            else Sealing(self.check_jobs, self.signer, settings.seal_to, settings.seal_seconds)
+            else Sealing(self.check_jobs, settings.seal_to, settings.seal_seconds)
         )
         self.stream_watch = (
             None if settings.redis is None else StreamWatch(self.sessions, settings.redis)

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from helixqueue.dashboard.page import HEADERS, PageDep, action, go_to, page_router, view
 from helixqueue.operate.check import CheckResult, invariants
 from helixqueue.operations.checks import list_checks
+from helixqueue.operations.seals import list_seals
 from helixqueue.service.problems import Problem
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ async def proof(
         groups=by_promise(results),
         keys=[key.public() for key in page.service.settings.keys],
         sealed=None if page.service.sealing is None else page.service.sealing.last,
+        seals=(await page.ask(list_seals, limit=10)).rows if page.may("seal") else (),
         seal_to=page.service.settings.seal_to,
         seal_seconds=page.service.settings.seal_seconds,
     )
@@ -53,13 +55,13 @@ async def check(page: PageDep) -> Response:
     return go_to("/proof")
 
 
-@action(routes, "/proof/seal")
+@action(routes, "/proof/seal", "seal")
 async def seal(page: PageDep) -> Response:
-    """A seal of everything, as a file: the service keeps none that a person asked for."""
+    """The next seal, as a file."""
     if page.service.signer is None:
         raise Problem("no-key", "the service has no key to sign with; start it with --key")
     await page.principal.require_valid_token()
-    document = await page.service.check_jobs.seal(page.service.signer, None, page.principal)
+    document = await page.service.check_jobs.seal(page.principal)
     name = f"seal-{document['to_position']}.json"
     headers = HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'}
     return JSONResponse(document, headers=headers)

@@ -3,7 +3,7 @@
 -- The answer to one event.
 create type helix.appended as (
   place    integer,   -- of the event in the call, from 1
-  decision text,      -- written | duplicate | conflict | illegal | refused | undecided
+  decision text,      -- written | duplicate_suppressed_by_db | conflict | illegal | refused | undecided
   key      bytea,
   version  integer,   -- of the event within its entity; null: not written
   state    text,      -- of the entity after this call; null: it has no event
@@ -196,7 +196,8 @@ begin
     ),
     decided as materialized (
       select s.*, r.rules,
-             case when s.is_same then 'duplicate' when s.known_version is not null then 'conflict'
+             case when s.is_same then 'duplicate_suppressed_by_db'
+                  when s.known_version is not null then 'conflict'
                   -- A kind that the machine does not have is illegal in every ledger: no fold could read it.
                   when r.rules is null or not p_ledger.is_strict and r.rules[1] <> 'kind' then 'written'
                   else 'illegal' end as decision

@@ -154,3 +154,54 @@ begin
   end;
 end
 $$;
+
+-- The seals that services made, in one series: the next one continues the last, whichever replica and caller makes it.
+-- Copies for callers that keep them elsewhere; their signatures say whether they were edited here.
+create table helix.seal (
+  number      bigint primary key,
+  at          timestamptz not null default clock_timestamp(),
+  actor       text not null,      -- the token or process that asked for it
+  digest      helix.sha256 not null,  -- of the document, by which the next one names it
+  to_position bigint not null,
+  document    json not null
+);
+do $$
+begin
+  perform helix.protect_table('helix.seal'::regclass, 'helix.guard'::regproc);
+end
+$$;
+
+-- The seals before a number, newest first; their documents with p_documents.
+create function helix.seals_v1(
+  p_before bigint default 9223372036854775807, p_limit integer default 50, p_documents boolean default false
+) returns table (number bigint, at timestamptz, actor text, digest bytea, to_position bigint, document text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  perform helix.enter();
+  perform helix.demand_every_tenant();
+  return query
+    select s.number, s.at, s.actor, s.digest::bytea, s.to_position, case when p_documents then s.document::text end
+    from helix.seal s where s.number < p_before order by s.number desc limit least(p_limit, 1001);
+end
+$$;
+
+-- Keeps the next seal. Of two that continue the same one, the first counts.
+create function helix.add_seal_v1(
+  p_number bigint, p_actor text, p_digest bytea, p_to_position bigint, p_document text
+) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter();
+  perform helix.demand_every_tenant();
+  if p_number <> (select coalesce(max(s.number), 0) + 1 from helix.seal s) then
+    raise exception using errcode = 'serialization_failure',
+      message = format('seal %s was made by another call', p_number), hint = 'Seal again.';
+  end if;
+  insert into helix.seal (number, actor, digest, to_position, document)
+  values (p_number, helix.actor_of(p_actor), p_digest, p_to_position, p_document::json);
+exception when unique_violation then
+  raise exception using errcode = 'serialization_failure',
+    message = format('seal %s was made by another call', p_number), hint = 'Seal again.';
+end
+$$;

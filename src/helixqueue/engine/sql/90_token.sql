@@ -11,8 +11,8 @@ create table helix.api_token (
   hash         bytea not null unique check (octet_length(hash) = 32),
   scopes       text[] not null check (
     cardinality(scopes) > 0
-    -- `metrics` reads the figures of all tenants, so only operators grant it.
-    and scopes <@ array['submit', 'work', 'read', 'payloads', 'operate', 'admin', 'metrics']),
+    -- `metrics` and `seal` are about all tenants, so only operators grant them.
+    and scopes <@ array['submit', 'work', 'read', 'payloads', 'operate', 'admin', 'metrics', 'seal']),
   queues       text[] check (cardinality(queues) between 1 and 100),  -- null: every queue
   created_at   timestamptz not null default clock_timestamp(),
   created_by   text not null,
@@ -54,9 +54,9 @@ begin
       message = format('role %s may not give or take tokens of tenant %s', session_user, p_tenant),
       hint = 'A login with helix_operator may, and over HTTP a token with the scope admin.';
   end if;
-  if 'metrics' = any (p_scopes) and not pg_has_role(session_user, 'helix_operator', 'member') then
+  if p_scopes && '{metrics,seal}' and not pg_has_role(session_user, 'helix_operator', 'member') then
     raise exception using errcode = 'insufficient_privilege',
-      message = 'only an operator may give tokens with the scope metrics: it covers all tenants',
+      message = 'only an operator may give tokens with the scopes metrics and seal: they cover all tenants',
       hint = 'Use a login with helix_operator.';
   end if;
 end

@@ -7,8 +7,8 @@ create table helix.login (
   tenant        helix.tenant_name not null,
   scopes        text[] not null check (
     cardinality(scopes) > 0
-    -- Not `metrics`: a service offers links too, and only operators grant what covers all tenants.
-    and scopes <@ array['submit', 'work', 'read', 'payloads', 'operate', 'admin']),
+    -- Not `metrics`, which no page shows. `seal` is for links that an operator offers.
+    and scopes <@ array['submit', 'work', 'read', 'payloads', 'operate', 'admin', 'seal']),
   token_seconds double precision not null check (token_seconds between 1 and 86400),
   created_by    text not null,
   person        text check (person ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'),  -- who logs in; null: unnamed
@@ -41,7 +41,7 @@ declare
   v_until timestamptz := clock_timestamp() + make_interval(secs => least(greatest(p_seconds, 1), 3600));
 begin
   perform helix.enter_for(p_tenant);
-  perform helix.demand_token_admin(p_tenant);
+  perform helix.demand_token_admin(p_tenant, p_scopes);
   if helix.is_program(p_tenant, p_person) then
     return null;
   end if;

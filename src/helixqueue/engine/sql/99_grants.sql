@@ -131,7 +131,7 @@ begin
       -- Submit.
       ('submit_v1',              'submit'),
       ('submit_from_v1',         'submit intake'),
-      ('note_refused_v1',        'submit'),
+      ('note_refused_v1',        'submit intake'),
       -- Intakes, which submit and write dead letters.
       ('write_letters_v1',       'intake'),
       ('count_try_v1',           'intake'),
@@ -255,6 +255,8 @@ begin
       ('seal_position_v1',       'operate'),
       ('seal_pages_v1',          'operate'),
       ('seal_witness_v1',        'operator'),
+      ('seals_v1',               'delegate'),
+      ('add_seal_v1',            'delegate'),
       ('set_duty_v1',            'operator')
     ) as g (name, scopes)
     full join pg_proc p on p.proname = g.name and p.pronamespace = 'helix'::regnamespace

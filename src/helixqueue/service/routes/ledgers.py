@@ -97,8 +97,8 @@ async def append_event(
 ) -> AppendedResponse:
     """The status is 200 for every decision: read `decision`.
 
-    `written` and `duplicate` mean that the event is stored. `conflict`, `illegal` and `undecided`
-    mean that this event is not stored.
+    `written` and `duplicate_suppressed_by_db` mean that the event is stored. `conflict`, `illegal`
+    and `undecided` mean that this event is not stored.
     """
     ledgers.require_all_queues(principal.operations)
     row = ledgers.prepare_event(body.event(), None)  # refuses an invalid event with its problem

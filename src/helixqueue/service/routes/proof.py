@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, Field, StrictInt
+from pydantic import BaseModel
 
-from helixqueue.records.seal import SealHead
-from helixqueue.service.models.requests import RequestModel
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import PrincipalDep, ServiceDep, operation, router
 
 routes = router("proof")
-Number = Annotated[StrictInt, Field(ge=0, le=2**53)]
-Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class KeyResponse(BaseModel):
@@ -26,19 +22,6 @@ class KeyResponse(BaseModel):
 
 class KeysResponse(BaseModel):
     keys: list[KeyResponse]
-
-
-class SealHeadItem(RequestModel):
-    number: Number
-    id: Digest
-    to_position: Annotated[str, Field(pattern="^[0-9]{1,19}$")]
-    counts: Annotated[dict[Annotated[str, Field(max_length=40)], Number], Field(max_length=20)]
-
-
-class SealRequest(RequestModel):
-    after: SealHeadItem | None = Field(
-        None, description="Head of the last seal; without it, everything is sealed."
-    )
 
 
 @routes.get(
@@ -61,15 +44,15 @@ async def list_keys(service: ServiceDep) -> KeysResponse:
     response_model=dict[str, Any],
     name="seal",
     summary="Seal the ledger: signed digests of everything since the last seal",
-    **operation("operate", "no-key", "check-under-way"),
+    **operation("seal", "no-key", "check-under-way"),
 )
-async def seal(body: SealRequest, principal: PrincipalDep, service: ServiceDep) -> dict[str, Any]:
+async def seal(principal: PrincipalDep, service: ServiceDep) -> dict[str, Any]:
     """Signed by the service. Covers all tenants, in digests and counts that disclose no row.
 
-    Keep it outside of the database server; `helixq check --against` compares the database with it.
+    It continues the last seal in the database. Keep it outside of the database server, with those
+    before it (`GET /v1/seals`); `helixq check --against` compares the database with them.
     """
     await principal.require_valid_token()
     if service.signer is None:
         raise Problem("no-key", "the service has no key to sign with; start it with --key")
-    previous = None if body.after is None else SealHead(**body.after.model_dump())
-    return await service.check_jobs.seal(service.signer, previous, principal)
+    return await service.check_jobs.seal(principal)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from helixqueue.transport.http.call import HttpCall, at, get, post
-
-if TYPE_CHECKING:
-    from helixqueue.records.seal import SealHead
 
 CHECK_SECONDS = 60.0  # time limit of the service for a check
 VIOLATIONS_MAX = 1_000  # per response
@@ -20,10 +17,14 @@ def check(*only: str) -> HttpCall[dict[str, Any]]:
     return replace(get(at("check"), dict[str, Any], query), seconds=CHECK_SECONDS)
 
 
-def seal(previous: SealHead | None) -> HttpCall[dict[str, Any]]:
-    """Make a seal of all tenants, signed by the service."""
-    after = None if previous is None else asdict(previous)
-    return post(at("seals"), {"after": after}, dict[str, Any], seconds=CHECK_SECONDS)
+def seal() -> HttpCall[dict[str, Any]]:
+    """Make the next seal of all tenants, signed by the service."""
+    return post(at("seals"), {}, dict[str, Any], seconds=CHECK_SECONDS)
+
+
+def show_seal(number: int) -> HttpCall[dict[str, Any]]:
+    """Read a seal that the service made, with its document."""
+    return get(at("seals", str(number)), dict[str, Any], [])
 
 
 def keys() -> HttpCall[dict[str, Any]]:
