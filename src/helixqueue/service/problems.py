@@ -43,6 +43,7 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "no-such-queue": (404, "The tenant has no such queue", "declare it with PUT /v1/queues/{name}"),
     "no-such-worker": (404, "The tenant has no such worker", "list the workers"),
     "no-such-letter": (404, "The tenant has no such dead letter", "check its number"),
+    "no-such-seal": (404, "The service has made no such seal", "GET /v1/seals lists them"),
     "no-such-ledger": (
         404,
         "The tenant has no such ledger",
@@ -116,6 +117,7 @@ DEFAULTS: Final[dict[str, tuple[str, str]]] = {
     "no-such-queue": ("a queue of the tenant", "an unknown name"),
     "no-such-worker": ("the name of a worker, or its start", "an unknown or ambiguous name"),
     "no-such-letter": ("a dead letter of the tenant", "an unknown number"),
+    "no-such-seal": ("a seal of the service", "an unknown number"),
     "no-such-ledger": ("a ledger of the tenant", "an unknown name"),
     "no-such-entity": ("an entity with events", "an unknown entity"),
     "no-such-feed": ("a feed of the tenant", "an unknown name"),
