@@ -881,7 +881,7 @@ begin
         left join lateral (
           select e.version, e.hash, e.feed_position, e.kind from helix.ledger_event e
           where e.ledger = l.id and e.entity = p_entity order by e.version desc limit 1) last on true
-        where l.tenant = p_tenant and l.name = p_ledger and l.is_strict and not l.bound and l.ignored = '{}'
+        where l.tenant = p_tenant and l.name = p_ledger and l.is_strict and l.gaps = 'refuse' and not l.bound and l.ignored = '{}'
           and helix.ledger_was_unique()
           -- The event before has the seq before, so this one is new, and its kind may follow.
           and p_seq = coalesce(last.version, 0) + 1 and l.machine ? p_kind
@@ -910,10 +910,12 @@ CREATE TABLE helix.ledger (
     machine jsonb NOT NULL,
     initial text[] NOT NULL,
     is_strict boolean NOT NULL,
+    gaps text NOT NULL,
     bound boolean NOT NULL,
     ignored text[] NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     created_by text NOT NULL,
+    CONSTRAINT ledger_gaps_check CHECK ((gaps = ANY (ARRAY['refuse'::text, 'warn'::text, 'allow'::text]))),
     CONSTRAINT ledger_machine_check CHECK ((jsonb_typeof(machine) = 'object'::text))
 );
 
@@ -974,13 +976,15 @@ begin
       select s.*, r.rules,
              case when s.is_same then 'duplicate' when s.known_version is not null then 'conflict'
                   -- A kind that the machine does not have is illegal in every ledger: no fold could read it.
-                  when r.rules is null or not p_ledger.is_strict and r.rules[1] <> 'kind' then 'written'
+                  when r.rules is null then 'written'
+                  when 'gap' = any (r.rules) and p_ledger.gaps = 'refuse' or 'kind' = any (r.rules) then 'illegal'
+                  when not p_ledger.is_strict or r.rules = '{gap}' then 'written'
                   else 'illegal' end as decision
       from seen s
       cross join lateral (
         select nullif(array_remove(array[
           case when not p_ledger.machine ? s.kind then 'kind' end,
-          case when s.seq > coalesce(s.reached, 0) + 1 then 'gap' when s.seq <= s.reached then 'seq' end,
+          case when s.seq > coalesce(s.reached, 0) + 1 and p_ledger.gaps <> 'allow' then 'gap' when s.seq <= s.reached then 'seq' end,
           case when s.state is null and s.kind <> all (p_ledger.initial) then 'initial'
                when s.state is null or s.seq <= s.reached then null
                when p_ledger.machine -> s.state = '[]' then 'terminal'
@@ -993,7 +997,8 @@ begin
       insert into helix.ledger_event as e (
         seq, at, position, feed_position, ledger, version, secret, is_strict, tenant, entity, kind, bound, key,
         fingerprint, hash, node, actor, violations, payload)
-      select d.seq, v_now, v_position, d.feed_position, p_ledger.id, d.next, v_secret.id, p_ledger.is_strict,
+      select d.seq, v_now, v_position, d.feed_position, p_ledger.id, d.next, v_secret.id,
+             p_ledger.is_strict and p_ledger.gaps = 'refuse',
              p_ledger.tenant, d.entity, d.kind, d.bound, d.key, d.print,
              helix.event_hash(d.before, d.key, d.next, v_now, v_position, d.feed_position, d.print,
                               d.node, p_actor, d.rules, convert_to(d.payload, 'UTF8')),
@@ -2733,33 +2738,34 @@ $$;
 
 ALTER FUNCTION helix.declare_feed_v1(p_tenant text, p_feed text, p_actor text, p_ledger text, p_queue text, p_now boolean) OWNER TO helix_engine;
 
--- Name: declare_ledger_v1(text, text, text, jsonb, text[], boolean, boolean, text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: declare_ledger_v1(text, text, text, jsonb, text[], boolean, boolean, text[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[]) RETURNS helix.ledger
+CREATE FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[], p_gaps text DEFAULT NULL::text) RETURNS helix.ledger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   v_actor  text := helix.actor_of(p_actor);
+  v_gaps   text := coalesce(p_gaps, case when p_strict then 'refuse' else 'warn' end);
   v_ledger helix.ledger;
 begin
   perform helix.enter_for(p_tenant);
-  insert into helix.ledger (tenant, name, machine, initial, is_strict, bound, ignored, created_by)
-  values (p_tenant, p_ledger, p_machine, p_initial, p_strict, p_bound, p_ignored, v_actor)
+  insert into helix.ledger (tenant, name, machine, initial, is_strict, gaps, bound, ignored, created_by)
+  values (p_tenant, p_ledger, p_machine, p_initial, p_strict, v_gaps, p_bound, p_ignored, v_actor)
   on conflict do nothing
   returning * into v_ledger;
   if found then
     return v_ledger;
   end if;
   select * into v_ledger from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger for update;
-  if (v_ledger.is_strict, v_ledger.bound) <> (p_strict, p_bound) or v_ledger.ignored <> p_ignored
+  if (v_ledger.is_strict, v_ledger.gaps, v_ledger.bound) <> (p_strict, v_gaps, p_bound) or v_ledger.ignored <> p_ignored
      or not (p_machine @> v_ledger.machine and p_initial @> v_ledger.initial)
      or exists (select from jsonb_each(v_ledger.machine) k
                 where k.value = '[]' and p_machine -> k.key <> '[]')
   then
     raise exception using errcode = 'invalid_parameter_value',
-      message = format('ledger %s is declared otherwise: strict=%s, bind_payload=%s, ignore=%s, initial=%s, '
-                       'machine=%s', p_ledger, v_ledger.is_strict, v_ledger.bound, v_ledger.ignored,
+      message = format('ledger %s is declared otherwise: strict=%s, gaps=%s, bind_payload=%s, ignore=%s, initial=%s, '
+                       'machine=%s', p_ledger, v_ledger.is_strict, v_ledger.gaps, v_ledger.bound, v_ledger.ignored,
                        v_ledger.initial, v_ledger.machine),
       hint = 'A declaration may add kinds and arrows. For other rules declare a new ledger.';
   end if;
@@ -2774,7 +2780,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[], p_gaps text) OWNER TO helix_engine;
 
 -- Name: delete_fences(bytea[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -8561,7 +8567,7 @@ ALTER FUNCTION helix.read_ledger_head_v1(p_tenant text, p_ledger text, p_to bigi
 
 -- Name: read_ledgers_v1(text, text, text, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text DEFAULT NULL::text, p_after_tenant text DEFAULT ''::text, p_after_name text DEFAULT ''::text, p_limit integer DEFAULT 1001) RETURNS TABLE(tenant text, name text, machine jsonb, initial text[], is_strict boolean, bound boolean, ignored text[], created_at timestamp with time zone, created_by text)
+CREATE FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text DEFAULT NULL::text, p_after_tenant text DEFAULT ''::text, p_after_name text DEFAULT ''::text, p_limit integer DEFAULT 1001) RETURNS TABLE(tenant text, name text, machine jsonb, initial text[], is_strict boolean, gaps text, bound boolean, ignored text[], created_at timestamp with time zone, created_by text)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -8570,8 +8576,8 @@ CREATE FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text DEFAULT NULL::t
 #variable_conflict use_column
 begin
   return query
-    select l.tenant::text, l.name::text, l.machine, l.initial, l.is_strict, l.bound, l.ignored, l.created_at,
-           l.created_by
+    select l.tenant::text, l.name::text, l.machine, l.initial, l.is_strict, l.gaps, l.bound, l.ignored,
+           l.created_at, l.created_by
     from helix.ledger l
     where (p_tenant is null or l.tenant = p_tenant) and (p_name is null or l.name = p_name)
       and (l.tenant, l.name) > (p_after_tenant, p_after_name)
@@ -14491,7 +14497,7 @@ ALTER TABLE helix.lane ENABLE ALWAYS TRIGGER audit;
 
 -- Name: ledger audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, tenant, name, machine, initial, is_strict, bound, ignored, created_at, created_by ON helix.ledger FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,tenant,name,machine,initial,is_strict,bound,ignored,created_at,created_by');
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, tenant, name, machine, initial, is_strict, gaps, bound, ignored, created_at, created_by ON helix.ledger FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,tenant,name,machine,initial,is_strict,gaps,bound,ignored,created_at,created_by');
 
 ALTER TABLE helix.ledger ENABLE ALWAYS TRIGGER audit;
 
@@ -15636,11 +15642,11 @@ REVOKE ALL ON FUNCTION helix.declare_feed_v1(p_tenant text, p_feed text, p_actor
 GRANT ALL ON FUNCTION helix.declare_feed_v1(p_tenant text, p_feed text, p_actor text, p_ledger text, p_queue text, p_now boolean) TO helix_operator;
 GRANT ALL ON FUNCTION helix.declare_feed_v1(p_tenant text, p_feed text, p_actor text, p_ledger text, p_queue text, p_now boolean) TO helix_payloads;
 
--- Name: FUNCTION declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[], p_gaps text); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[]) TO helix_operator;
-GRANT ALL ON FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[]) TO helix_operate;
+REVOKE ALL ON FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[], p_gaps text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[], p_gaps text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[], p_gaps text) TO helix_operate;
 
 -- Name: FUNCTION delete_fences(p_keys bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
 

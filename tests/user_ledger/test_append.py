@@ -353,3 +353,42 @@ def test_append_raises_while_the_database_cannot_answer():
     dsn = "postgresql://app@/nowhere?host=/nonexistent"
     with HelixQueue(dsn, tenant="a") as away, pytest.raises(errors.Unavailable):
         away.ledger("dispatch", DISPATCH)
+
+
+def test_history_that_begins_at_44_is_strict_in_everything_else(helix):
+    ledger = helix.ledger("late", DISPATCH, gaps="allow")
+    assert ledger.append("d", 44, "REQUESTED").is_new
+    assert ledger.append("d", 44, "REQUESTED").decision == "duplicate_suppressed_by_db"
+    assert ledger.append("d", 60, "CONFIRMED").is_new
+    older = ledger.append("d", 50, "LAUNCHED")
+    assert (older.decision, older.rules) == ("illegal", ("seq",))
+    wrong = ledger.append("d", 61, "REQUESTED")
+    assert (wrong.decision, wrong.rules) == ("illegal", ("arrow",))
+    first = ledger.append("e", 9, "LAUNCHED")
+    assert (first.decision, first.rules) == ("illegal", ("initial",))
+    assert [event.seq for event in ledger.history("d")] == [44, 60]
+    assert ledger.state("d").state == "CONFIRMED"
+
+
+@pytest.mark.parametrize(
+    ("strict", "gaps", "decision", "rules"),
+    [
+        (True, "refuse", "illegal", ("gap",)),
+        (True, "warn", "written", ("gap",)),
+        (True, "allow", "written", ()),
+        (False, "refuse", "illegal", ("gap",)),
+        (False, "warn", "written", ("gap",)),
+        (False, "allow", "written", ()),
+    ],
+)
+def test_gap_is_refused_recorded_or_allowed_as_declared(helix, strict, gaps, decision, rules):
+    ledger = helix.ledger(f"gaps-{strict}-{gaps}".lower(), DISPATCH, strict=strict, gaps=gaps)
+    assert ledger.append("d", 1, "REQUESTED").is_new
+    answer = ledger.append("d", 3, "CONFIRMED")
+    assert (answer.decision, answer.rules) == (decision, rules)
+
+
+def test_other_rule_for_gaps_than_the_declared_one_is_refused(helix):
+    helix.ledger("ruled", DISPATCH, gaps="warn")
+    with pytest.raises(Refused, match="gaps=warn"):
+        helix.ledger("ruled", DISPATCH, gaps="allow")

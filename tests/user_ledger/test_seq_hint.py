@@ -185,3 +185,11 @@ def test_cache_with_a_fault_between_good_answers_stays_in_use():
         with breaker.watch():
             pass
     assert not breaker.is_open
+
+
+def test_hint_works_in_a_strict_ledger_with_gaps(helix, valkey, cache):
+    ledger = helix.ledger("gappy", DISPATCH, gaps="allow", hint=valkey.url)
+    assert ledger.append("d", 44, "REQUESTED").is_new
+    assert ledger.append("d", 7, "CONFIRMED").decision == "stale_hint"
+    assert ledger.append("d", 45, "CONFIRMED").is_new
+    assert cache.keys("helix:ledger:*")

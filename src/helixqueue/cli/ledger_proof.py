@@ -220,7 +220,12 @@ def _declared(head: dict[str, Any]) -> LedgerDeclaration:
     try:
         machine = Machine(head["arrows"], initial=head["initial"])
         return LedgerDeclaration(
-            head["ledger"], machine, head["strict"], head["bind_payload"], tuple(head["ignore"])
+            head["ledger"],
+            machine,
+            head["strict"],
+            head["bind_payload"],
+            tuple(head["ignore"]),
+            head["gaps"],
         )
     except KeyError as error:
         raise Refused(f"expected a head with the member {error}, got one without") from None

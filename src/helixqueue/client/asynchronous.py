@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from helixqueue.client.async_client import AsyncClient
 from helixqueue.client.database_source import EmbeddedSource
 from helixqueue.client.postgres_backend import AsyncPostgresBackend
-from helixqueue.records.ledger import LedgerDeclaration
+from helixqueue.records.ledger import GapRule, LedgerDeclaration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,6 +67,7 @@ class AsyncHelixQueue(AsyncClient[object]):
         machine: Machine | None = None,
         *,
         strict: bool = True,
+        gaps: GapRule | None = None,
         bind_payload: bool = False,
         ignore: Iterable[str] = (),
         hint: str | None = None,
@@ -74,8 +75,10 @@ class AsyncHelixQueue(AsyncClient[object]):
         """Declare a ledger, and return it; without a machine, return the stored ledger.
 
         machine: kinds of events and the arrows between them.
-        strict: refuse events that violate the machine or leave a gap; otherwise they are written
-            with the rules that they violate.
+        strict: refuse events that violate the machine or are older than the last one; otherwise
+            they are written with the rules that they violate.
+        gaps: what becomes of an event whose seq does not follow the last one: refuse, warn (written
+            with the rule `gap`) or allow. By default refuse if strict, else warn.
         bind_payload: the payload is part of an event's identity.
         ignore: JSON Pointers of payload fields that do not count when events are compared.
         hint: URL of a Redis or Valkey that may skip events older than a stored one.
@@ -86,7 +89,7 @@ class AsyncHelixQueue(AsyncClient[object]):
         if machine is None:
             ledger = await AsyncLedger.find(self._do, self._operations, name)
         else:
-            declared = LedgerDeclaration(name, machine, strict, bind_payload, tuple(ignore))
+            declared = LedgerDeclaration(name, machine, strict, bind_payload, tuple(ignore), gaps)
             ledger = await AsyncLedger.declare(self._do, self._operations, declared)
         if hint is not None:
             from helixqueue.ledger.seq_hint_async import AsyncSeqHint  # noqa: PLC0415 - needs redis

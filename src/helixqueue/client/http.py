@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from helixqueue.client.http_backend import HttpBackend
 from helixqueue.client.sync_client import SyncClient
-from helixqueue.records.ledger import LedgerDeclaration
+from helixqueue.records.ledger import GapRule, LedgerDeclaration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,14 +42,17 @@ class HelixClient(SyncClient[None]):
         machine: Machine | None = None,
         *,
         strict: bool = True,
+        gaps: GapRule | None = None,
         bind_payload: bool = False,
         ignore: Iterable[str] = (),
     ) -> Ledger:
         """Declare a ledger, and return it; without a machine, return the stored ledger.
 
         machine: kinds of events and the arrows between them.
-        strict: refuse events that violate the machine or leave a gap; otherwise they are written
-            with the rules that they violate.
+        strict: refuse events that violate the machine or are older than the last one; otherwise
+            they are written with the rules that they violate.
+        gaps: what becomes of an event whose seq does not follow the last one: refuse, warn (written
+            with the rule `gap`) or allow. By default refuse if strict, else warn.
         bind_payload: the payload is part of an event's identity.
         ignore: JSON Pointers of payload fields that do not count when events are compared.
         See docs/guides/ledgers.md.
@@ -58,7 +61,7 @@ class HelixClient(SyncClient[None]):
 
         if machine is None:
             return Ledger.find(self._do, self._operations, name)
-        declared = LedgerDeclaration(name, machine, strict, bind_payload, tuple(ignore))
+        declared = LedgerDeclaration(name, machine, strict, bind_payload, tuple(ignore), gaps)
         return Ledger.declare(self._do, self._operations, declared)
 
     def feed(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from helixqueue.client.database_source import EmbeddedSource
 from helixqueue.client.postgres_backend import PostgresBackend
 from helixqueue.client.sync_client import SyncClient
-from helixqueue.records.ledger import LedgerDeclaration
+from helixqueue.records.ledger import GapRule, LedgerDeclaration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,6 +68,7 @@ class HelixQueue(SyncClient[object]):
         machine: Machine | None = None,
         *,
         strict: bool = True,
+        gaps: GapRule | None = None,
         bind_payload: bool = False,
         ignore: Iterable[str] = (),
         hint: str | None = None,
@@ -75,8 +76,10 @@ class HelixQueue(SyncClient[object]):
         """Declare a ledger, and return it; without a machine, return the stored ledger.
 
         machine: kinds of events and the arrows between them.
-        strict: refuse events that violate the machine or leave a gap; otherwise they are written
-            with the rules that they violate.
+        strict: refuse events that violate the machine or are older than the last one; otherwise
+            they are written with the rules that they violate.
+        gaps: what becomes of an event whose seq does not follow the last one: refuse, warn (written
+            with the rule `gap`) or allow. By default refuse if strict, else warn.
         bind_payload: the payload is part of an event's identity.
         ignore: JSON Pointers of payload fields that do not count when events are compared.
         hint: URL of a Redis or Valkey that may skip events older than a stored one.
@@ -87,7 +90,7 @@ class HelixQueue(SyncClient[object]):
         if machine is None:
             ledger = Ledger.find(self._do, self._operations, name)
         else:
-            declared = LedgerDeclaration(name, machine, strict, bind_payload, tuple(ignore))
+            declared = LedgerDeclaration(name, machine, strict, bind_payload, tuple(ignore), gaps)
             ledger = Ledger.declare(self._do, self._operations, declared)
         if hint is not None:
             from helixqueue.ledger.seq_hint import SeqHint  # noqa: PLC0415 - needs redis

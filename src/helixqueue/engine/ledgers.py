@@ -47,7 +47,7 @@ def declare_ledger(
     machine = ledger.machine
     args = (
         *(tenant, ledger.name, actor, json.dumps(machine.arrows), texts(machine.initial)),
-        *(ledger.strict, ledger.bind_payload, texts(ledger.ignore)),
+        *(ledger.strict, ledger.bind_payload, texts(ledger.ignore), ledger.gap_rule),
     )
     return Call(_SQL["declare_ledger"], args, lambda rows: _ledger(rows[0]))
 

@@ -2,9 +2,9 @@
 
 -- name: declare_ledger
 -- Creates a ledger, or adds kinds and arrows to it.
-select tenant, name, machine::text, initial, is_strict, bound, ignored, created_at, created_by
+select tenant, name, machine::text, initial, is_strict, gaps, bound, ignored, created_at, created_by
 from helix.declare_ledger_v1(%s::text, %s::text, %s::text, %s::jsonb, %s::text[], %s::boolean,
-                             %s::boolean, %s::text[]);
+                             %s::boolean, %s::text[], %s::text);
 
 -- name: append
 -- Any number of events, one answer each.
@@ -19,7 +19,7 @@ from helix.append_one_v1(%s::text, %s::text, %s::text, %s::text, %s::bigint, %s:
 
 -- name: ledgers
 -- Ledgers, by tenant and name.
-select tenant, name, machine::text, initial, is_strict, bound, ignored, created_at, created_by
+select tenant, name, machine::text, initial, is_strict, gaps, bound, ignored, created_at, created_by
 from helix.read_ledgers_v1(%s::text, %s::text, %s::text, %s::text, %s::int);
 
 -- name: entity

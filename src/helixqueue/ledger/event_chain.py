@@ -134,7 +134,7 @@ class LedgerReplay:
         if event.kind not in arrows:
             return ["kind"]
         reached = 0 if top is None else top.seq
-        if event.seq > reached + 1:
+        if event.seq > reached + 1 and self.ledger.gap_rule != "allow":
             return ["gap"]
         if event.seq <= reached:
             return ["seq"]

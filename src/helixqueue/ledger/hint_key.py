@@ -1,8 +1,8 @@
 """A cache of the greatest seq per entity, in Redis or Valkey. It saves a query, never decides.
 
-An event with a seq strictly below the cached one was written before: in a strict ledger every seq
-up to the greatest exists. Such an event may be skipped. An equal or greater seq, a miss, an error,
-a timeout or a forged entry goes to the database. Entries are written after the commit.
+A strict ledger writes no event with a seq below the greatest: it was written before or, where the
+ledger has gaps, it would be refused. Such an event may be skipped. An equal or greater seq, a miss,
+an error, a timeout or a forged entry goes to the database. Entries are written after the commit.
 
 An entry carries the epoch of the database and an HMAC with a key that only this run of this
 database derives: the key changes with the server's start, the cluster, the database and the table

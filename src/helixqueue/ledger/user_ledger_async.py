@@ -142,8 +142,8 @@ class AsyncLedger:
 def _demand_strict(declared: LedgerDeclaration) -> None:
     if not declared.strict:
         raise Refused(
-            "hint: expected a strict ledger, got one that accepts gaps: there an older seq may "
-            "not have been written yet"
+            "hint: expected a strict ledger, got one that records violations: there an older seq "
+            "may not have been written yet"
         )
 
 

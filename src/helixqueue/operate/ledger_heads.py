@@ -46,6 +46,7 @@ def sign_head(
         "arrows": {kind: list(after) for kind, after in ledger.machine.arrows.items()},
         "initial": list(ledger.machine.initial),
         "strict": ledger.strict,
+        "gaps": ledger.gap_rule,
         "bind_payload": ledger.bind_payload,
         "ignore": list(ledger.ignore),
         "position": str(digest.position),
@@ -91,7 +92,7 @@ def rule_faults(sealed: LedgerDeclaration, stored: LedgerDeclaration) -> list[st
         and (bool(after) or not new.arrows[kind])
         for kind, after in old.arrows.items()
     )
-    options = [(d.strict, d.bind_payload, d.ignore) for d in (sealed, stored)]
+    options = [(d.strict, d.gap_rule, d.bind_payload, d.ignore) for d in (sealed, stored)]
     if grown and options[0] == options[1]:
         return []
     return ["the rules of the ledger are not those that were sealed, nor an extension of them"]

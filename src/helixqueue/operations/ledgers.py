@@ -22,6 +22,7 @@ from helixqueue.operations.operation import operation
 from helixqueue.records.ledger import (
     Appended,
     EntityState,
+    GapRule,
     LedgerDeclaration,
     LedgerEvent,
     LedgerRow,
@@ -79,6 +80,14 @@ Strict = Annotated[
         option="--strict/--lenient",
     ),
 ]
+Gaps = Annotated[
+    GapRule,
+    Param(
+        "An event whose seq does not follow the last one: refuse it, warn (record it as a "
+        "violation) or allow it. Default: refuse if strict, else warn.",
+        metavar="RULE",
+    ),
+]
 BindPayload = Annotated[bool, Param("Make the payload a part of an event's identity.")]
 Pointer = Annotated[str, Param("", "/trace_id", pattern=r"^/", length=255)]
 Ignore = Annotated[
@@ -132,6 +141,7 @@ def declare_ledger(
     arrows: Arrows,
     initial: Initial | None = None,
     strict: Strict = True,
+    gaps: Gaps | None = None,
     bind_payload: BindPayload = False,
     ignore: Ignore | None = None,
 ) -> Instructions[LedgerRow]:
@@ -144,7 +154,7 @@ def declare_ledger(
         if not isinstance(pointer, str) or not pointer.startswith("/"):
             raise Refused(f"ignore: expected a JSON Pointer such as /trace_id, got {pointer!r}")
     machine = Machine(arrows, initial=initial)
-    declared = LedgerDeclaration(ledger, machine, strict, bind_payload, tuple(ignore or ()))
+    declared = LedgerDeclaration(ledger, machine, strict, bind_payload, tuple(ignore or ()), gaps)
     call = engine.ledgers.declare_ledger(
         tenant=operations.tenant, ledger=declared, actor=operations.actor
     )
@@ -226,6 +236,7 @@ def declare(operations: Operations, ledger: LedgerDeclaration) -> Instructions[L
         arrows={kind: list(after) for kind, after in ledger.machine.arrows.items()},
         initial=list(ledger.machine.initial),
         strict=ledger.strict,
+        gaps=ledger.gaps,
         bind_payload=ledger.bind_payload,
         ignore=list(ledger.ignore),
     )
@@ -238,7 +249,8 @@ def _is_declared(row: LedgerRow, ledger: LedgerDeclaration) -> bool:
         {kind: set(after) for kind, after in row.arrows.items()}
         == {kind: set(after) for kind, after in machine.arrows.items()}
         and set(row.initial) == set(machine.initial)
-        and (row.strict, row.bind_payload) == (ledger.strict, ledger.bind_payload)
+        and (row.strict, row.gaps, row.bind_payload)
+        == (ledger.strict, ledger.gap_rule, ledger.bind_payload)
         and tuple(row.ignore) == ledger.ignore
     )
 
@@ -247,7 +259,9 @@ def find(operations: Operations, ledger: str) -> Instructions[LedgerDeclaration]
     """Return the stored declaration of a ledger."""
     row = yield from show_ledger(operations, ledger)
     machine = Machine(row.arrows, initial=row.initial)
-    return LedgerDeclaration(row.name, machine, row.strict, row.bind_payload, tuple(row.ignore))
+    return LedgerDeclaration(
+        row.name, machine, row.strict, row.bind_payload, tuple(row.ignore), row.gaps
+    )
 
 
 def prepare_event(

@@ -25,6 +25,9 @@ AppendDecision = Literal[
 ]
 
 
+GapRule = Literal["refuse", "warn", "allow"]
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerDeclaration:
     name: str
@@ -32,6 +35,11 @@ class LedgerDeclaration:
     strict: bool = True
     bind_payload: bool = False
     ignore: tuple[str, ...] = ()  # JSON Pointers
+    gaps: GapRule | None = None  # None: refuse if strict, else warn
+
+    @property
+    def gap_rule(self) -> GapRule:
+        return self.gaps or ("refuse" if self.strict else "warn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,7 @@ class LedgerRow:
     arrows: dict[str, list[str]]
     initial: list[str]
     strict: bool
+    gaps: GapRule
     bind_payload: bool
     ignore: list[str]
     created_at: datetime

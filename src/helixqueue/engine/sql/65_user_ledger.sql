@@ -19,9 +19,11 @@ create table helix.ledger (
   -- The kinds that may follow each kind: {"REQUESTED": ["CONFIRMED"], "CONFIRMED": []}. None: terminal.
   machine    jsonb not null,
   initial    text[] not null,         -- the kinds that may be an entity's first
-  -- Strict: an event that violates the machine or leaves a gap is not written. Otherwise it is written with the
-  -- rules that it violates.
+  -- Strict: an event that violates the machine or is older than the last one is not written. Otherwise it is written
+  -- with the rules that it violates.
   is_strict  boolean not null,
+  -- An event whose seq does not follow the greatest one is not written, written with the rule `gap`, or written.
+  gaps       text not null check (gaps in ('refuse', 'warn', 'allow')),
   bound      boolean not null,        -- the payload is part of an event's identity
   ignored    text[] not null,         -- JSON Pointers that do not count when payloads are compared
   created_at timestamptz not null default clock_timestamp(),
@@ -45,7 +47,7 @@ create table helix.ledger_event (
   ledger      integer not null,
   version     integer not null,       -- number of the event within its entity, from 1
   secret      smallint not null,      -- of the fingerprint
-  is_strict   boolean not null,
+  is_strict   boolean not null,       -- of a strict ledger that refuses gaps
   tenant      helix.tenant_name not null,
   entity      helix.identity_text not null,
   kind        helix.event_kind not null,
@@ -61,7 +63,7 @@ create table helix.ledger_event (
   primary key (ledger, entity, seq, kind, bound),
   -- The identity again, as every consumer can derive it.
   unique (key),
-  -- One successor per version: the chain of an entity does not fork. In a strict ledger seq and version are
+  -- One successor per version: the chain of an entity does not fork. In a strict ledger without gaps seq and version are
   -- equal, so this also refuses another kind at the same seq.
   unique (ledger, entity, version),
   -- One condition: PostgreSQL reads each from the catalog's text again in every statement.
@@ -145,30 +147,31 @@ $$;
 -- stays terminal, because the events that exist were accepted by it.
 create function helix.declare_ledger_v1(
   p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean,
-  p_bound boolean, p_ignored text[]
+  p_bound boolean, p_ignored text[], p_gaps text default null  -- null: refuse if strict, else warn
 ) returns helix.ledger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_actor  text := helix.actor_of(p_actor);
+  v_gaps   text := coalesce(p_gaps, case when p_strict then 'refuse' else 'warn' end);
   v_ledger helix.ledger;
 begin
   perform helix.enter_for(p_tenant);
-  insert into helix.ledger (tenant, name, machine, initial, is_strict, bound, ignored, created_by)
-  values (p_tenant, p_ledger, p_machine, p_initial, p_strict, p_bound, p_ignored, v_actor)
+  insert into helix.ledger (tenant, name, machine, initial, is_strict, gaps, bound, ignored, created_by)
+  values (p_tenant, p_ledger, p_machine, p_initial, p_strict, v_gaps, p_bound, p_ignored, v_actor)
   on conflict do nothing
   returning * into v_ledger;
   if found then
     return v_ledger;
   end if;
   select * into v_ledger from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger for update;
-  if (v_ledger.is_strict, v_ledger.bound) <> (p_strict, p_bound) or v_ledger.ignored <> p_ignored
+  if (v_ledger.is_strict, v_ledger.gaps, v_ledger.bound) <> (p_strict, v_gaps, p_bound) or v_ledger.ignored <> p_ignored
      or not (p_machine @> v_ledger.machine and p_initial @> v_ledger.initial)
      or exists (select from jsonb_each(v_ledger.machine) k
                 where k.value = '[]' and p_machine -> k.key <> '[]')
   then
     raise exception using errcode = 'invalid_parameter_value',
-      message = format('ledger %s is declared otherwise: strict=%s, bind_payload=%s, ignore=%s, initial=%s, '
-                       'machine=%s', p_ledger, v_ledger.is_strict, v_ledger.bound, v_ledger.ignored,
+      message = format('ledger %s is declared otherwise: strict=%s, gaps=%s, bind_payload=%s, ignore=%s, initial=%s, '
+                       'machine=%s', p_ledger, v_ledger.is_strict, v_ledger.gaps, v_ledger.bound, v_ledger.ignored,
                        v_ledger.initial, v_ledger.machine),
       hint = 'A declaration may add kinds and arrows. For other rules declare a new ledger.';
   end if;

@@ -71,7 +71,7 @@ begin
         left join lateral (
           select e.version, e.hash, e.feed_position, e.kind from helix.ledger_event e
           where e.ledger = l.id and e.entity = p_entity order by e.version desc limit 1) last on true
-        where l.tenant = p_tenant and l.name = p_ledger and l.is_strict and not l.bound and l.ignored = '{}'
+        where l.tenant = p_tenant and l.name = p_ledger and l.is_strict and l.gaps = 'refuse' and not l.bound and l.ignored = '{}'
           and helix.ledger_was_unique()
           -- The event before has the seq before, so this one is new, and its kind may follow.
           and p_seq = coalesce(last.version, 0) + 1 and l.machine ? p_kind
@@ -199,13 +199,15 @@ begin
              case when s.is_same then 'duplicate_suppressed_by_db'
                   when s.known_version is not null then 'conflict'
                   -- A kind that the machine does not have is illegal in every ledger: no fold could read it.
-                  when r.rules is null or not p_ledger.is_strict and r.rules[1] <> 'kind' then 'written'
+                  when r.rules is null then 'written'
+                  when 'gap' = any (r.rules) and p_ledger.gaps = 'refuse' or 'kind' = any (r.rules) then 'illegal'
+                  when not p_ledger.is_strict or r.rules = '{gap}' then 'written'
                   else 'illegal' end as decision
       from seen s
       cross join lateral (
         select nullif(array_remove(array[
           case when not p_ledger.machine ? s.kind then 'kind' end,
-          case when s.seq > coalesce(s.reached, 0) + 1 then 'gap' when s.seq <= s.reached then 'seq' end,
+          case when s.seq > coalesce(s.reached, 0) + 1 and p_ledger.gaps <> 'allow' then 'gap' when s.seq <= s.reached then 'seq' end,
           case when s.state is null and s.kind <> all (p_ledger.initial) then 'initial'
                when s.state is null or s.seq <= s.reached then null
                when p_ledger.machine -> s.state = '[]' then 'terminal'
@@ -218,7 +220,8 @@ begin
       insert into helix.ledger_event as e (
         seq, at, position, feed_position, ledger, version, secret, is_strict, tenant, entity, kind, bound, key,
         fingerprint, hash, node, actor, violations, payload)
-      select d.seq, v_now, v_position, d.feed_position, p_ledger.id, d.next, v_secret.id, p_ledger.is_strict,
+      select d.seq, v_now, v_position, d.feed_position, p_ledger.id, d.next, v_secret.id,
+             p_ledger.is_strict and p_ledger.gaps = 'refuse',
              p_ledger.tenant, d.entity, d.kind, d.bound, d.key, d.print,
              helix.event_hash(d.before, d.key, d.next, v_now, v_position, d.feed_position, d.print,
                               d.node, p_actor, d.rules, convert_to(d.payload, 'UTF8')),

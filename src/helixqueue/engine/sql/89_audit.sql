@@ -57,7 +57,7 @@ begin
   perform helix.audit_table('helix.lane', '{id}', '{id,queue,class,priority,gpus,gpu_vram_gb,cpu_cores,ram_gb,'
                                                   'disk_gb,labels,made_for,twin}');
   perform helix.audit_table('helix.ledger', '{id}',
-                            '{id,tenant,name,machine,initial,is_strict,bound,ignored,created_at,created_by}');
+                            '{id,tenant,name,machine,initial,is_strict,gaps,bound,ignored,created_at,created_by}');
   perform helix.audit_table('helix.feed', '{tenant,name}',
                             '{tenant,name,ledger,queue,paused,created_at,created_by}');
   -- Every setting, also one that a later release adds.

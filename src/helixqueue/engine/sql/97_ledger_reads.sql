@@ -6,16 +6,16 @@ create function helix.read_ledgers_v1(
   p_limit integer default 1001
 )
 returns table (
-  tenant text, name text, machine jsonb, initial text[], is_strict boolean, bound boolean, ignored text[],
-  created_at timestamptz, created_by text
+  tenant text, name text, machine jsonb, initial text[], is_strict boolean, gaps text, bound boolean,
+  ignored text[], created_at timestamptz, created_by text
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 begin
   return query
-    select l.tenant::text, l.name::text, l.machine, l.initial, l.is_strict, l.bound, l.ignored, l.created_at,
-           l.created_by
+    select l.tenant::text, l.name::text, l.machine, l.initial, l.is_strict, l.gaps, l.bound, l.ignored,
+           l.created_at, l.created_by
     from helix.ledger l
     where (p_tenant is null or l.tenant = p_tenant) and (p_name is null or l.name = p_name)
       and (l.tenant, l.name) > (p_after_tenant, p_after_name)
