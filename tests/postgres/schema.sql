@@ -552,7 +552,10 @@ declare
   v_pair record;
 begin
   update helix.lane l set idle = false, used_at = clock_timestamp()
-  where l.idle and l.id = any (array(select w.lane from helix.work w where w.batch = any (p_batch)));
+  where l.id = any (array(
+    select f.id from helix.lane f
+    where f.idle and f.id = any (array(select w.lane from helix.work w where w.batch = any (p_batch)))
+    order by f.id for update skip locked));
   for v_pair in
     select l.id as lane, w.queue
     from (select distinct w.lane, w.queue from helix.work w where w.batch = any (p_batch)) w
@@ -687,6 +690,14 @@ $$;
 
 ALTER FUNCTION helix.answer_by_id(p_ids uuid[], p_done bigint[], p_state helix.state, p_reason helix.reason, p_actor text) OWNER TO helix_engine;
 
+-- Name: answer_rate(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.answer_rate() RETURNS integer
+    LANGUAGE sql IMMUTABLE
+    AS $$ select 600 $$;
+
+ALTER FUNCTION helix.answer_rate() OWNER TO helix_engine;
+
 -- Name: answer_repeats(text, text, text, bytea[], integer[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[], text, integer[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[], p_raw text[]) RETURNS SETOF helix.submitted
@@ -736,9 +747,10 @@ begin
         and (select count(*) from helix.difference d where d.batch = b.id) < 5
         and not exists (select from helix.difference d where d.batch = b.id and d.fingerprint = r.fingerprint)
     ),
-    noted as (
-      insert into helix.decision (tenant, queue, kind, batch, actor, detail)
-      select p_tenant, p_queue, k.decision, k.batch, p_actor, k.note from known k
+    -- One row, which the result is joined to: a function that nothing reads from is not called.
+    noted as materialized (
+      select helix.count_answers(p_tenant, p_queue, p_actor, array_agg(k.decision), array_agg(k.batch),
+                                 array_agg(k.note)) from known k
     )
     select k.place, k.decision, k.key, k.fingerprint::bytea, coalesce(w.state, k.retired_as),
            case when k.is_compared and v_sees then k.payload::text end,
@@ -751,6 +763,7 @@ begin
              case when k.limit_key is distinct from p_limit_key[k.place] then 'limit_key' end,
              case when k.class <> p_class[k.place] then 'requires' end], null) end
     from known k
+    cross join (select count(*) from noted) n
     left join (select * from helix.work w
                where w.batch = any (array(select known.batch from known))) w on w.batch = k.batch;
 end
@@ -1501,9 +1514,10 @@ CREATE FUNCTION helix.check_asked() RETURNS trigger
 begin
   if tg_op = 'UPDATE' and (
     (new.id, new.created_at, new.queue, new.class, new.secret, new.priority, new.key, new.fingerprint,
-     new.actor, new.revision)
+     new.actor)
     = (old.id, old.created_at, old.queue, old.class, old.secret, old.priority, old.key, old.fingerprint,
-       old.actor, old.revision)
+       old.actor)
+    and new.revision in ('', old.revision)
     and new.run is not distinct from old.run and new.run_at is not distinct from old.run_at
     and new.expires_at is not distinct from old.expires_at
     and (new.identity is null or new.identity = old.identity)
@@ -1537,10 +1551,13 @@ begin
          = (old.batch, old.version, old.state, old.entry, old.attempt, old.reason, old.late, old.actor,
             old.changed_at, old.queue, old.bytes)
      and (new.before, new.version_before, new.came_from, new.number, new.nonce, new.epoch,
-          new.lease_seconds, new.content, new.limit_key, new.expires_at)
+          new.lease_seconds, new.content, new.expires_at)
          is not distinct from
          (old.before, old.version_before, old.came_from, old.number, old.nonce, old.epoch,
-          old.lease_seconds, old.content, old.limit_key, old.expires_at)
+          old.lease_seconds, old.content, old.expires_at)
+     -- Erasing empties the limit key of a finished batch.
+     and (new.limit_key is not distinct from old.limit_key
+          or new.limit_key is null and new.state in ('COMPLETED', 'FAILED', 'CANCELLED'))
      and (new.state = 'PENDING') = (new.pending or new.cause is not null)
      and not (new.pending and new.cause is not null)
      and (new.due is not null) = coalesce(new.cause = 'delay', false)
@@ -1990,7 +2007,7 @@ CREATE TABLE helix.queue (
     keep_completed_seconds double precision DEFAULT 0 NOT NULL,
     keep_failed_seconds double precision DEFAULT 0 NOT NULL,
     keep_cancelled_seconds double precision DEFAULT 0 NOT NULL,
-    keep_decisions_seconds double precision DEFAULT 0 NOT NULL,
+    keep_decisions_seconds double precision DEFAULT 7776000 NOT NULL,
     stalled_after_seconds double precision DEFAULT 900 NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
@@ -2048,7 +2065,7 @@ begin
   if p_requires is null then
     return null;
   end if;
-  select id into v_class from helix.requirement_class where requires = p_requires;
+  select id into v_class from helix.requirement_class where requires = p_requires order by twin limit 1;
   if found then
     return v_class;
   end if;
@@ -2059,13 +2076,14 @@ begin
       message = format('unknown requirement %L', v_unknown),
       hint = 'Known: gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels.';
   end if;
-  insert into helix.requirement_class (requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels)
-  values (p_requires,
-          coalesce((p_requires ->> 'gpus')::int, 0), coalesce((p_requires ->> 'gpu_vram_gb')::real, 0),
-          coalesce((p_requires ->> 'cpu_cores')::real, 0), coalesce((p_requires ->> 'ram_gb')::real, 0),
-          coalesce((p_requires ->> 'disk_gb')::real, 0), coalesce(p_requires -> 'labels', '{}'))
+  insert into helix.requirement_class as c (id, twin, requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels)
+  select n.id, case when helix.makes_first('requirement_class', p_requires::text) then 0 else n.id end, p_requires,
+         coalesce((p_requires ->> 'gpus')::int, 0), coalesce((p_requires ->> 'gpu_vram_gb')::real, 0),
+         coalesce((p_requires ->> 'cpu_cores')::real, 0), coalesce((p_requires ->> 'ram_gb')::real, 0),
+         coalesce((p_requires ->> 'disk_gb')::real, 0), coalesce(p_requires -> 'labels', '{}')
+  from (select nextval('helix.requirement_class_id_seq')::integer as id) n
   on conflict do nothing;
-  return (select id from helix.requirement_class where requires = p_requires);
+  return (select id from helix.requirement_class where requires = p_requires order by twin limit 1);
 end
 $$;
 
@@ -2244,6 +2262,75 @@ $$;
 
 ALTER FUNCTION helix.content_hash(p_failure text, p_detail text, p_result text) OWNER TO helix_engine;
 
+-- Name: count_answers(text, text, text, text[], bigint[], text[], bigint, bytea, bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_answers(p_tenant text, p_queue text, p_actor text, p_kind text[], p_batch bigint[], p_detail text[], p_life bigint DEFAULT NULL::bigint, p_evidence bytea DEFAULT NULL::bytea, p_times bigint[] DEFAULT NULL::bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_nestloop TO 'on'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_now     timestamptz := clock_timestamp();
+  v_minute  timestamptz := date_bin('1 minute', v_now, 'epoch');
+  v_bounded boolean := p_times is null;
+  v_subject bytea[];
+  v_first   integer[];
+  v_times   bigint[];
+  v_row     tid[];
+  v_used    integer;
+  v_over    integer[];
+begin
+  select array_agg(u.subject order by u.first), array_agg(u.first order by u.first), array_agg(u.times order by u.first)
+  into v_subject, v_first, v_times
+  from (select s.subject, min(s.place)::integer as first, sum(coalesce(p_times[s.place], 1)) as times
+        from (select sha256(convert_to(jsonb_build_array(
+                       p_tenant, p_queue, p_actor, p_kind[n.place], p_batch[n.place], p_detail[n.place], p_life,
+                       encode(sha256(p_evidence), 'hex'))::text, 'UTF8')) as subject, n.place
+              from generate_subscripts(p_kind, 1) as n (place)) s
+        group by s.subject) u;
+  -- With an older snapshot the lock fails instead: such a transaction adds rows.
+  if current_setting('transaction_isolation') = 'read committed' then
+    v_row := array(select (select r.ctid from helix.answer_count r
+                           where r.subject = u.subject and r.minute = v_minute limit 1 for update skip locked)
+                   from unnest(v_subject) with ordinality as u (subject, place) order by u.place);
+    update helix.answer_count r set times = r.times + u.times, last_at = v_now
+    from unnest(v_row, v_times) as u (place, times) where r.ctid = u.place;
+  end if;
+  if cardinality(array_remove(v_row, null)) = cardinality(v_subject) then
+    return;
+  end if;
+  v_used := (select r.place from helix.answer_count r where r.tenant = p_tenant and r.minute = v_minute
+             order by r.place desc limit 1);
+  with added as materialized (
+    select u.*, coalesce(v_used, 0) + sum(
+             1 + (coalesce(octet_length(p_detail[u.first]), 0) + coalesce(octet_length(p_evidence), 0)) / 1024
+           ) over (order by u.first) as place
+    from unnest(v_subject, v_first, v_times, v_row) as u (subject, first, times, held) where u.held is null
+  ),
+  noted as (
+    insert into helix.answer_count (subject, minute, place, tenant, queue, kind, batch, life, actor, detail, evidence,
+                                    at, last_at, times)
+    select a.subject, v_minute, case when v_bounded then a.place else 0 end, p_tenant, p_queue, p_kind[a.first],
+           p_batch[a.first], p_life, p_actor, p_detail[a.first], p_evidence, v_now, v_now, a.times
+    from added a where not v_bounded or a.place <= helix.answer_rate()
+  )
+  select array_agg(a.first) into v_over from added a where v_bounded and a.place > helix.answer_rate();
+  if v_over is not null then
+    perform helix.count_answers(
+      p_tenant, case when p_life is null then p_queue else 'other' end, '*', array_agg(o.kind), null,
+      array_agg(o.detail), case when p_life is not null then 0 end, null, array_agg(o.times))
+    from (select p_kind[u.first] as kind, sum(u.times)::bigint as times,
+                 case when p_detail[u.first] like '{"why": %"raw_hex": "%'
+                      then '{"why": "too many in this minute: only counted", "raw_hex": ""}'
+                      else 'too many in this minute: only counted' end as detail
+          from unnest(v_first, v_times) as u (first, times) where u.first = any (v_over) group by 1, 3) o;
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.count_answers(p_tenant text, p_queue text, p_actor text, p_kind text[], p_batch bigint[], p_detail text[], p_life bigint, p_evidence bytea, p_times bigint[]) OWNER TO helix_engine;
+
 -- Name: count_decisions(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.count_decisions() RETURNS trigger
@@ -2251,11 +2338,14 @@ CREATE FUNCTION helix.count_decisions() RETURNS trigger
     AS $$
 begin
   insert into helix.metric_change (tenant, name, queue, label, value)
-  select n.tenant, 'helix_submissions_total', n.queue, n.kind, count(*) from arrived n
+  select n.tenant, 'helix_submissions_total', n.queue, n.kind, sum(n.times) from arrived n
   where n.kind in ('duplicate', 'conflict', 'refused')
   group by n.tenant, n.queue, n.kind
   union all
-  select n.tenant, 'helix_identity_refused_total', n.queue, '', count(*) from arrived n
+  select n.tenant, 'helix_assign_conflict_total', n.queue, 'submit', sum(n.times) from arrived n
+  where n.kind = 'duplicate' group by n.tenant, n.queue
+  union all
+  select n.tenant, 'helix_identity_refused_total', n.queue, '', sum(n.times) from arrived n
   where n.kind = 'refused' and n.detail like '{"why": %"raw_hex": "%'
   group by n.tenant, n.queue;
   return null;
@@ -2350,9 +2440,9 @@ begin
     from helix.fence_decision d
     cross join lateral (
       values ('helix_fence_calls_total', case d.kind when 'repeated' then 'duplicate' when 'expired' then 'duplicate'
-                                         when 'mismatch' then 'conflict' else d.kind::text end, 1),
+                                         when 'mismatch' then 'conflict' else d.kind::text end, d.times),
              ('helix_fence_conflict_differences_total', '',
-              case when d.kind = 'mismatch' then coalesce(substring(d.detail from E'\\d+')::int, 1) end)
+              case when d.kind = 'mismatch' then d.times * coalesce(substring(d.detail from E'\\d+')::int, 1) end)
       ) as c (metric, label, value)
     where d.position >= p_from and d.position < p_to and c.value is not null
       and (p_lives is null or d.life = any (p_lives))
@@ -2441,7 +2531,7 @@ CREATE FUNCTION helix.count_refusals() RETURNS trigger
     AS $$
 begin
   insert into helix.metric_change (tenant, name, queue, label, value)
-  select n.tenant, 'helix_assign_conflict_total', coalesce(q.name, ''), n.operation, count(*)
+  select n.tenant, 'helix_stale_writes_total', coalesce(q.name, ''), n.operation, count(*)
   from arrived n
   left join helix.batch b on b.id = n.batch
   left join helix.queue q on q.id = b.queue
@@ -2791,6 +2881,7 @@ CREATE FUNCTION helix.delete_fences(p_keys bytea[]) RETURNS void
 declare
   v_lives bigint[] := array(select f.life from helix.fence f where f.key = any (p_keys));
 begin
+  perform helix.fold_answers(0, v_lives);
   perform helix.count_deleted_fences(v_lives);
   delete from helix.fence_event e where e.life = any (v_lives);
   delete from helix.fence_decision d where d.life = any (v_lives);
@@ -2812,17 +2903,32 @@ declare
 begin
   delete from helix.decision d
   where d.id = any (array(
+    -- Tenant and queue of all such decisions, each found behind the one before in the index.
+    with recursive place (tenant, queue) as (
+      (select d.tenant::text, d.queue from helix.decision d where d.kind in ('duplicate', 'conflict', 'refused')
+       order by d.tenant, d.queue limit 1)
+      union all
+      select n.tenant, n.queue from place p cross join lateral (
+        select d.tenant::text, d.queue from helix.decision d
+        where d.kind in ('duplicate', 'conflict', 'refused') and (d.tenant, d.queue) > (p.tenant, p.queue)
+        order by d.tenant, d.queue limit 1) n
+    )
     select o.id
-    from helix.queue q
+    from (select p.tenant, p.queue, coalesce(q.keep_decisions_seconds, 7776000) as seconds
+          from place p left join helix.queue q on q.tenant = p.tenant and q.name = p.queue) k
     cross join lateral (
       select d.id from helix.decision d
-      where d.tenant = q.tenant and d.queue = q.name
+      where d.tenant = k.tenant and d.queue = k.queue
         and d.kind in ('duplicate', 'conflict', 'refused')
-        and d.at < v_now - make_interval(secs => q.keep_decisions_seconds)
+        and d.at < v_now - make_interval(secs => k.seconds)
       order by d.at limit p_limit) o
-    where q.keep_decisions_seconds > 0
+    where k.seconds > 0
     limit p_limit));
   get diagnostics v_gone = row_count;
+  delete from helix.fence_decision d
+  where d.life = 0 and d.id = any (array(
+    select o.id from helix.fence_decision o where o.life = 0 order by o.id limit p_limit))
+    and d.at < v_now - interval '90 days';
   return v_gone;
 end
 $$;
@@ -3098,6 +3204,16 @@ $$;
 
 ALTER FUNCTION helix.doubt_fence(p_key bytea, p_reason helix.fence_reason, p_actor text, p_detail text) OWNER TO helix_engine;
 
+-- Name: effect_of(bytea, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.effect_of(p_key bytea, p_effect text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select coalesce(nullif(p_effect, ''), 'hx1-' || left(encode(sha256(E'\\x01646f776e73747265616d'::bytea || p_key), 'hex'), 48))
+$$;
+
+ALTER FUNCTION helix.effect_of(p_key bytea, p_effect text) OWNER TO helix_engine;
+
 -- Name: empty_fences(bigint[], boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.empty_fences(p_batch bigint[], p_identity boolean) RETURNS void
@@ -3314,21 +3430,34 @@ begin
   with emptied as (
     update helix.batch b
     set payload = null, identity = case when p_identity then null else b.identity end,
-        raw = case when p_identity then null else b.raw end
+        raw = case when p_identity then null else b.raw end,
+        revision = case when p_identity then '' else b.revision end,
+        limit_key = case when p_identity then null else b.limit_key end
     where b.id = any (v_mine)
-      and (b.payload is not null or p_identity and (b.identity is not null or b.raw is not null))
+      and (b.payload is not null
+           or p_identity and (b.revision <> '' or coalesce(b.identity, b.raw, b.limit_key) is not null))
     returning b.id
   ),
   unsaid as (
     update helix.result r
-    set result = null, detail = case when r.failure is null then r.detail end
+    set result = null, detail = case when r.failure is null then r.detail end,
+        failure = case when not p_identity then r.failure end
     where r.batch = any (v_mine)
-      and (r.result is not null or r.failure is not null and r.detail is not null)
+      and (r.result is not null or r.failure is not null and (p_identity or r.detail is not null))
     returning r.batch
   )
   select array_agg(distinct e.id) into v_done from (
     select id from emptied union all select batch from unsaid) e;
   delete from helix.difference d where d.batch = any (v_mine);
+  if p_identity then
+    perform helix.forget_keys(array_agg(w.queue), array_agg(w.limit_key)) from helix.work w
+    where w.batch = any (v_mine) and w.limit_key is not null having count(*) > 0;
+    update helix.work w set step = false, limit_key = null
+    where w.batch = any (v_mine) and w.limit_key is not null;
+    -- The hash stays, so that the source is recognised.
+    update helix.source s set kind = null, name = null, id = null, actor = null
+    where s.batch = any (v_mine) and s.kind is not null;
+  end if;
   perform helix.empty_fences(v_mine, p_identity);
   perform helix.link_fence(v_mine);
   perform helix.empty_letters(v_mine);
@@ -4044,6 +4173,7 @@ CREATE TABLE helix.lane (
     idle boolean DEFAULT false NOT NULL,
     queues integer[] DEFAULT '{}'::integer[] NOT NULL,
     used_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    twin integer DEFAULT 0 NOT NULL,
     CONSTRAINT lane_queues_check CHECK ((cardinality(queues) <= 33))
 );
 
@@ -4064,6 +4194,49 @@ CREATE FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_e
 $$;
 
 ALTER FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_empty integer[]) OWNER TO helix_engine;
+
+-- Name: fold_answers(integer, bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.fold_answers(p_limit integer, p_lives bigint[] DEFAULT NULL::bigint[]) RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_nestloop TO 'on'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_minute timestamptz := date_bin('1 minute', clock_timestamp(), 'epoch');
+  v_row    tid[];
+begin
+  if p_lives is null then
+    v_row := array(select r.ctid from helix.answer_count r where r.minute < v_minute
+                   limit p_limit for update skip locked);
+  else
+    v_row := array(select r.ctid from helix.answer_count r where r.life = any (p_lives) for update skip locked);
+  end if;
+  with gone as (
+    delete from helix.answer_count r where r.ctid = any (v_row) returning r.*
+  ),
+  final as (
+    select g.subject, g.minute, g.tenant, g.queue, g.kind, g.batch, g.life, g.actor, g.detail, g.evidence,
+           min(g.id) as id, min(g.at) as at, max(g.last_at) as last_at, sum(g.times)::integer as times
+    from gone g
+    group by g.subject, g.minute, g.tenant, g.queue, g.kind, g.batch, g.life, g.actor, g.detail, g.evidence
+  ),
+  of_fences as (
+    insert into helix.fence_decision (life, at, last_at, times, tenant, name, kind, actor, detail, evidence)
+    select f.life, f.at, f.last_at, f.times, f.tenant, f.queue, f.kind::helix.fence_decision_kind, f.actor, f.detail,
+           f.evidence
+    from final f where f.life is not null order by f.id
+  )
+  insert into helix.decision (id, at, last_at, times, batch, kind, tenant, queue, actor, detail)
+  overriding system value
+  select f.id, f.at, f.last_at, f.times, f.batch, f.kind, f.tenant, f.queue, f.actor, f.detail
+  from final f where f.life is null order by f.id;
+  return cardinality(v_row);
+end
+$$;
+
+ALTER FUNCTION helix.fold_answers(p_limit integer, p_lives bigint[]) OWNER TO helix_engine;
 
 -- Name: fold_changes(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4189,6 +4362,26 @@ $$;
 
 ALTER FUNCTION helix.follow_ledger() OWNER TO helix_engine;
 
+-- Name: forget_keys(integer[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.forget_keys(p_queue integer[], p_key text[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_gone integer;
+begin
+  delete from helix.key_limit d where d.ctid = any (array(
+    select k.ctid from helix.key_limit k
+    where (k.queue, k.key) in (select u.queue, u.key from unnest(p_queue, p_key) as u (queue, key)) and k.held = 0
+      and not exists (select from helix.work w where w.cause = 'limit' and w.queue = k.queue and w.limit_key = k.key)
+    for update skip locked));
+  get diagnostics v_gone = row_count;
+  return v_gone;
+end
+$$;
+
+ALTER FUNCTION helix.forget_keys(p_queue integer[], p_key text[]) OWNER TO helix_engine;
+
 -- Name: forget_rollup(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.forget_rollup(p_limit integer) RETURNS void
@@ -4214,6 +4407,24 @@ end
 $$;
 
 ALTER FUNCTION helix.forget_rollup(p_limit integer) OWNER TO helix_engine;
+
+-- Name: forget_unused_keys(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.forget_unused_keys(p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+begin
+  insert into helix.key_limit (queue, key)
+  select distinct w.queue, w.limit_key from helix.work w
+  where w.cause = 'limit'
+    and not exists (select from helix.key_limit k where k.queue = w.queue and k.key = w.limit_key)
+  on conflict do nothing;
+  return (select coalesce(helix.forget_keys(array_agg(u.queue), array_agg(u.key)), 0)
+          from (select k.queue, k.key from helix.key_limit k where k.held = 0 limit p_limit) u);
+end
+$$;
+
+ALTER FUNCTION helix.forget_unused_keys(p_limit integer) OWNER TO helix_engine;
 
 -- Name: framed(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4898,7 +5109,8 @@ begin
                                        or helix.queues_with(l.queues, p_queue.id) <> l.queues) as changes
   into v_lane
   from helix.lane l
-  where l.queue = p_queue.name and l.class = p_class and l.priority = p_priority;
+  where l.queue = p_queue.name and l.class = p_class and l.priority = p_priority
+  order by l.idle, l.twin limit 1;
   if not v_lane.idle then
     if v_lane.changes then
       perform helix.list_queue(v_lane.id, p_queue.id);
@@ -4913,17 +5125,24 @@ begin
                        p_queue.name, p_queue.tenant, helix.lane_bound()),
       hint = 'Use fewer different requirements; those unused for an hour are forgotten.';
   end if;
+  if v_lane.id is not null then
+    update helix.lane l
+    set used_at = clock_timestamp(), idle = false, made_for = p_queue.tenant,
+        queues = case when p_has_work then helix.queues_with(l.queues, p_queue.id) else l.queues end
+    where l.id = (select f.id from helix.lane f where f.id = v_lane.id and f.idle for update skip locked);
+    return v_lane.id;
+  end if;
   insert into helix.lane as l (queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb,
-                               labels, made_for, queues)
+                               labels, made_for, queues, twin)
   select p_queue.name, c.id, p_priority, c.gpus, c.gpu_vram_gb, c.cpu_cores, c.ram_gb, c.disk_gb, c.labels,
-         p_queue.tenant, case when p_has_work then array[p_queue.id] else '{}' end
+         p_queue.tenant, case when p_has_work then array[p_queue.id] else '{}' end,
+         case when helix.makes_first('lane', format('%s %s %s', p_class, p_priority, p_queue.name)) then 0
+              else (random() * 2e9)::integer + 1 end
   from helix.requirement_class c where c.id = p_class
-  on conflict (queue, class, priority) do update
-    set used_at = clock_timestamp(), idle = false,
-        queues = case when p_has_work then helix.queues_with(l.queues, p_queue.id) else l.queues end,
-        made_for = case when l.idle then excluded.made_for else l.made_for end
+  on conflict do nothing
   returning l.id into v_lane;
-  return v_lane.id;
+  return coalesce(v_lane.id, (select l.id from helix.lane l where l.queue = p_queue.name and l.class = p_class
+                                and l.priority = p_priority order by l.twin limit 1));
 end
 $$;
 
@@ -5075,12 +5294,20 @@ ALTER FUNCTION helix.lease_one(p_one helix.chosen, p_worker text, p_request uuid
 -- Name: leases_of(text, uuid, helix.answer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.leases_of(p_worker text, p_request uuid, p_settled helix.answer[]) RETURNS SETOF helix.lease
-    LANGUAGE plpgsql STABLE
+    LANGUAGE plpgsql
     AS $$
 declare
   v_queues integer[] := helix.scope_queues();
   v_held   bigint[];
 begin
+  -- Counted: a second assignment that was prevented.
+  insert into helix.metric_change (tenant, name, queue, label, value)
+  select distinct q.tenant, 'helix_assign_conflict_total', q.name, 'claim', 1
+  from helix.request r
+  join helix.entry e on e.id = r.number
+  cross join lateral unnest(e.queue) as u (queue)
+  join helix.queue q on q.id = u.queue
+  where r.id = p_request and r.worker = p_worker and (v_queues is null or u.queue = any (v_queues));
   v_held := array(
     select w.batch
     from helix.request r
@@ -5435,6 +5662,16 @@ $$;
 
 ALTER FUNCTION helix.make_claimable(p_batch bigint[]) OWNER TO helix_engine;
 
+-- Name: makes_first(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.makes_first(p_table text, p_name text) RETURNS boolean
+    LANGUAGE sql
+    AS $$
+  select pg_try_advisory_xact_lock(hashtextextended(p_table || ' ' || p_name, 0))
+$$;
+
+ALTER FUNCTION helix.makes_first(p_table text, p_name text) OWNER TO helix_engine;
+
 -- Name: measure_feeds(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.measure_feeds() RETURNS void
@@ -5622,6 +5859,11 @@ declare
 begin
   perform helix.expire(p_batch, p_worker);
 
+  insert into helix.key_limit (queue, key)
+  select distinct w.queue, w.limit_key from helix.work w
+  where w.batch = any (p_batch) and w.pending and w.limit_key is not null
+    and not exists (select from helix.key_limit k where k.queue = w.queue and k.key = w.limit_key)
+  order by 1, 2 on conflict do nothing;
   -- A limit key that another claim is counting right now is skipped; its row lock keeps two claims from
   -- both taking the last place.
   with counted as materialized (
@@ -5772,10 +6014,11 @@ CREATE FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text,
     AS $$
 begin
   perform helix.enter_for(p_tenant);
-  insert into helix.decision (tenant, queue, kind, actor, detail)
-  select p_tenant, p_queue, 'refused', helix.actor_of(p_actor),
-         jsonb_build_object('raw_hex', encode(substr(u.raw, 1, 4096), 'hex'), 'why', u.why)::text
-  from unnest(p_raw, p_why) as u (raw, why);
+  perform helix.count_answers(
+    p_tenant, coalesce((select q.name from helix.queue q where q.tenant = p_tenant and q.name = p_queue), ''),
+    helix.actor_of(p_actor), array_fill('refused'::text, array[cardinality(p_raw)]), null,
+    array(select jsonb_build_object('raw_hex', encode(substr(u.raw, 1, 4096), 'hex'), 'why', u.why)::text
+          from unnest(p_raw, p_why) with ordinality as u (raw, why, place) order by u.place));
 end
 $$;
 
@@ -5922,6 +6165,7 @@ begin
                         from helix.sweep_fences(p_actor, p_limit) t)
     when 'retire' then greatest(helix.retire_due(p_limit), helix.delete_old_decisions(p_limit),
                                  helix.expire_letters(p_limit))
+    when 'answers' then helix.fold_answers(p_limit)
     when 'archive' then helix.archive(p_limit)
     when 'sweep' then helix.sweep(p_limit)
     when 'metrics' then helix.keep_metrics(p_limit)
@@ -6485,9 +6729,12 @@ begin
                      r.times, r.first_at, r.last_at) order by r.last_at)
             from (select * from helix.refusal r where r.batch = f.id
                   order by r.last_at desc limit p_limit) r),
-           (select json_agg(json_build_array(d.at, d.kind, d.actor, d.detail) order by d.id)
-            from (select * from helix.decision d where d.batch = f.id
-                  order by d.id desc limit p_limit) d),
+           (select json_agg(json_build_array(d.at, d.kind, d.actor, d.detail, d.times, d.last_at) order by d.id)
+            from ((select d.id, d.at, d.kind, d.actor, d.detail, d.times, d.last_at from helix.decision d
+                   where d.batch = f.id order by d.id desc limit p_limit)
+                  union all
+                  select c.id, c.at, c.kind, c.actor, c.detail, c.times, c.last_at from helix.answer_count c
+                  where c.batch = f.id) d),
            (select json_agg(json_build_array(d.at, d.actor, case when v_sees then d.changes::json end) order by d.id)
             from helix.difference d where d.batch = f.id),
            (select json_agg(json_build_array(s.kind, s.name, s.id, s.decision, s.times, s.first_at,
@@ -6998,15 +7245,6 @@ CREATE FUNCTION helix.read_check_counters() RETURNS SETOF helix.violation
   left join helix.queue q on q.id = c.queue
   where c.held <> c.live
   union all
-  -- name: limit_key_missing
-  -- promise: G6
-  -- means: A batch names a limit key that has no row in helix.key_limit: no claim takes it.
-  -- action: Insert the row with the number of live leases under the key, or restore the key of the batch.
-  select 'limit_key_missing', jsonb_build_object('batch', w.batch, 'key', w.limit_key)
-  from helix.work w
-  left join helix.key_limit k on k.queue = w.queue and k.key = w.limit_key
-  where w.limit_key is not null and k.key is null
-  union all
   -- name: sequence_near_end
   -- promise: G6
   -- means: A sequence has used nine tenths of its numbers: soon no batch can be submitted or claimed.
@@ -7438,7 +7676,7 @@ CREATE FUNCTION helix.read_check_results() RETURNS SETOF helix.violation
   bad as materialized (
     select coalesce(s.batch, r.batch) as batch, coalesce(s.version, r.version) as version, s.id,
            s.batch is not null as is_said, r.batch is not null as is_kept, s.to_state,
-           (r.detail, r.result) is null and (s.to_state = 'COMPLETED' or r.failure is not null) as emptied
+           (r.detail, r.result) is null and s.to_state <> 'CANCELLED' as emptied
     from said s
     full join (
       select r.batch, r.version, r.failure, r.detail, r.result::text as result,
@@ -8060,7 +8298,10 @@ begin
           from helix.fence_event e where e.life = v_life
           union all
           select d.at, d.kind::text, null, null, null, d.actor::text, d.detail::text, d.id
-          from helix.fence_decision d where d.life = v_life) h
+          from helix.fence_decision d where d.life = v_life
+          union all
+          select c.at, c.kind, null, null, null, c.actor, c.detail::text, c.id
+          from helix.answer_count c where c.life = v_life) h
     order by h.at, h.place limit 1000;
 end
 $$;
@@ -9312,7 +9553,7 @@ ALTER FUNCTION helix.read_refusals_v1(p_tenant text, p_queue text, p_at timestam
 
 -- Name: read_refused_v1(text, text, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint DEFAULT '9223372036854775807'::bigint, p_limit integer DEFAULT 50) RETURNS TABLE(id bigint, at timestamp with time zone, actor text, raw_hex text, why text)
+CREATE FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint DEFAULT '9223372036854775807'::bigint, p_limit integer DEFAULT 50) RETURNS TABLE(id bigint, at timestamp with time zone, actor text, raw_hex text, why text, times integer, last_at timestamp with time zone)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -9322,12 +9563,18 @@ CREATE FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigi
 #variable_conflict use_column
 begin
   return query
-    select d.id, d.at, d.actor, d.detail::json ->> 'raw_hex', d.detail::json ->> 'why'
-    from helix.decision d
-    where d.tenant = p_tenant and d.queue = p_queue and d.kind = 'refused' and d.id < p_before
-      -- Refused for another reason: the text is no JSON.
-      and d.detail like '{"why": %"raw_hex": "%'
-    order by d.id desc limit least(p_limit, 1001);
+    select r.id, r.at, r.actor, r.detail::json ->> 'raw_hex', r.detail::json ->> 'why', r.times,
+           coalesce(r.last_at, r.at)
+    from ((select d.id, d.at, d.actor, d.detail, d.times, d.last_at from helix.decision d
+           where d.tenant = p_tenant and d.queue = p_queue and d.kind = 'refused' and d.id < p_before
+             -- Refused for another reason: the text is no JSON.
+             and d.detail like '{"why": %"raw_hex": "%'
+           order by d.id desc limit least(p_limit, 1001))
+          union all
+          select c.id, c.at, c.actor, c.detail, c.times, c.last_at from helix.answer_count c
+          where c.tenant = p_tenant and c.queue = p_queue and c.kind = 'refused' and c.life is null
+            and c.id < p_before and c.detail like '{"why": %"raw_hex": "%') r
+    order by r.id desc limit least(p_limit, 1001);
 end
 $$;
 
@@ -9790,9 +10037,8 @@ begin
   if p_alone then
     perform set_config('synchronous_commit', 'off', true);
   end if;
-  insert into helix.fence_decision (life, tenant, name, kind, actor, detail, evidence)
-  values (p_fence.life, p_fence.tenant, p_fence.name, p_kind, p_actor, p_detail,
-          substr(p_evidence, 1, 65536));
+  perform helix.count_answers(p_fence.tenant, p_fence.name, p_actor, array[p_kind::text], null, array[p_detail],
+                              p_fence.life, substr(p_evidence, 1, 65536));
 end
 $$;
 
@@ -10598,9 +10844,9 @@ begin
   end if;
   update helix.batch b
   set retired_at = v_now, ended_at = w.changed_at, entry = w.entry, version = w.version, state = w.state,
-      attempt = w.attempt, identity = null, raw = null, limit_key = null, payload = null,
+      attempt = w.attempt, identity = null, raw = null, revision = '', limit_key = null, payload = null,
       tombstone = helix.tombstone_hash(b.key, b.fingerprint, b.queue, w.entry, w.version, w.state,
-                                       w.attempt, w.changed_at, v_now, b.revision)
+                                       w.attempt, w.changed_at, v_now, '')
   from helix.work w where b.id = any (p_batch) and w.batch = b.id;
   update helix.queue q
   set lost_position = l.position, lost_batch = l.batch, lost_version = l.version
@@ -10626,6 +10872,8 @@ begin
   select q.tenant, 'helix_batches', q.name, w.state::text, -count(*)
   from helix.work w join helix.queue q on q.id = w.queue
   where w.batch = any (p_batch) group by q.tenant, q.name, w.state;
+  perform helix.forget_keys(array_agg(w.queue), array_agg(w.limit_key)) from helix.work w
+  where w.batch = any (p_batch) and w.limit_key is not null having count(*) > 0;
   delete from helix.work w where w.batch = any (p_batch);
   delete from helix.result r where r.batch = any (p_batch);
   delete from helix.refusal r where r.batch = any (p_batch);
@@ -10810,7 +11058,7 @@ begin
     from seen s cross join lateral unnest(s.queue) as u (queue)
     where s.to_state = 'PENDING' or s.from_state = 'PENDING' group by u.queue, s.at, s.to_state, s.from_state
     union all
-    select q.id, d.at, 'repeated', count(*)
+    select q.id, d.at, 'repeated', sum(d.times)
     from helix.decision d join helix.queue q on q.tenant = d.tenant and q.name = d.queue
     where d.position >= p_from and d.position < p_to and d.kind = 'duplicate' group by q.id, d.at
     union all
@@ -11056,7 +11304,8 @@ declare
 begin
   update helix.fence f
   set state = 'SEALED', version = f.version + 1, actor = p_actor, reason = p_reason,
-      detail = p_detail, nonce = null, effect = p_effect, form = p_form, digest = case when p_omitted then p_answer else sha256(p_answer) end,
+      detail = p_detail, nonce = null, effect = helix.effect_of(f.key, p_effect), form = p_form,
+      digest = case when p_omitted then p_answer else sha256(p_answer) end,
       answer = case when p_omitted then null else p_answer end, omitted = p_omitted,
       sealed_at = v_now, changed_at = v_now,
       answer_until = v_now + make_interval(secs => p_answer_seconds),
@@ -11083,7 +11332,8 @@ begin
   perform helix.enter();
   update helix.fence f
   set state = 'SEALED', version = f.version + 1, actor = helix.actor_of(p_actor),
-      reason = 'sealed', detail = null, effect = p_effect, form = p_form, digest = v_digest,
+      reason = 'sealed', detail = null, effect = helix.effect_of(p_key, p_effect),
+      form = p_form, digest = v_digest,
       answer = case when p_omitted then null else p_answer end, omitted = p_omitted,
       sealed_at = v_now, changed_at = v_now,
       answer_until = v_now + make_interval(secs => p_answer_seconds),
@@ -11096,7 +11346,7 @@ begin
   end if;
   select * into v_fence from helix.fence f
   where f.key = p_key and (f.epoch, f.nonce, f.number) = (p_epoch, p_nonce, p_number)
-    and f.state = 'SEALED' and f.digest = v_digest and f.effect is not distinct from p_effect;
+    and f.state = 'SEALED' and f.digest = v_digest and f.effect = helix.effect_of(p_key, p_effect);
   if found then
     return helix.fence_answer(v_fence, 'sealed');
   end if;
@@ -11693,7 +11943,8 @@ CREATE FUNCTION helix.start_series() RETURNS void
   from helix.queue q
   cross join (values ('helix_lease_reaped_total', ''), ('helix_audit_missing_total', ''),
                      ('helix_id_normalization_changed_total', ''), ('helix_identity_refused_total', ''),
-                     ('helix_assign_conflict_total', 'settle'), ('helix_assign_conflict_total', 'renew'),
+                     ('helix_assign_conflict_total', 'submit'), ('helix_assign_conflict_total', 'claim'),
+                     ('helix_stale_writes_total', 'settle'), ('helix_stale_writes_total', 'renew'),
                      ('helix_submissions_total', 'new'), ('helix_submissions_total', 'duplicate'),
                      ('helix_submissions_total', 'conflict'), ('helix_submissions_total', 'refused'),
                      ('helix_batches', 'PENDING'), ('helix_batches', 'ASSIGNED'),
@@ -11922,8 +12173,8 @@ begin
       then format('queue %s uses profile %s, not %s', p_queue, v_queue.profile, p_profile)
   end;
   if v_refused is not null then
-    insert into helix.decision (tenant, queue, kind, actor, detail)
-    values (p_tenant, p_queue, 'refused', p_actor, v_refused);
+    -- Without a queue: its name is any text.
+    perform helix.count_answers(p_tenant, coalesce(v_queue.name, ''), p_actor, '{refused}', null, array[v_refused]);
     return query
       select n, 'refused', null::helix.key, null::bytea, null::helix.state, null,
              v_refused, null::text[]
@@ -11975,12 +12226,6 @@ begin
   end if;
 
   if v_place is not null then
-    if p_limit_key is not null then
-      insert into helix.key_limit (queue, key)
-      select distinct v_queue.id, u.key from unnest(p_limit_key) as u (key)
-      where u.key is not null order by 2
-      on conflict do nothing;
-    end if;
     perform helix.insert_work(v_queue, p_actor, v_now, v_place, v_id, coalesce(v_lane, array[v_usual]),
                               coalesce(v_turn, array[v_after]), p_payload, p_run_at, p_expires_at,
                               p_limit_key);
@@ -12155,7 +12400,8 @@ begin
   get diagnostics v_gone = row_count;
   perform helix.list_queues(p_limit);
   return greatest(v_gone, helix.delete_old_logins(p_limit), helix.delete_old_workers(p_limit),
-                  helix.idle_lanes(p_limit), helix.delete_old_intakes(p_limit));
+                  helix.idle_lanes(p_limit), helix.delete_old_intakes(p_limit),
+                  helix.forget_unused_keys(p_limit));
 end
 $$;
 
@@ -12553,6 +12799,65 @@ $$;
 
 ALTER FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision) OWNER TO helix_engine;
 
+-- Name: decision; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.decision (
+    id bigint NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    batch bigint,
+    kind text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    queue text NOT NULL,
+    actor text NOT NULL,
+    detail helix.long_text,
+    times integer DEFAULT 1 NOT NULL,
+    last_at timestamp with time zone,
+    "position" bigint DEFAULT helix.current_position() NOT NULL,
+    hash helix.sha256 NOT NULL,
+    CONSTRAINT decision_kind_check CHECK ((kind = ANY (ARRAY['duplicate'::text, 'conflict'::text, 'refused'::text, 'erased'::text, 'setting'::text, 'retired'::text, 'audit'::text, 'unnamed'::text])))
+);
+
+ALTER TABLE ONLY helix.decision FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.decision OWNER TO helix_owner;
+
+-- Name: decision_id_seq; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.decision ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME helix.decision_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+-- Name: answer_count; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.answer_count (
+    id bigint DEFAULT nextval('helix.decision_id_seq'::regclass) NOT NULL,
+    subject helix.sha256 NOT NULL,
+    minute timestamp with time zone NOT NULL,
+    place integer NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    queue text NOT NULL,
+    kind text NOT NULL,
+    batch bigint,
+    life bigint,
+    actor text NOT NULL,
+    detail helix.long_text,
+    evidence bytea,
+    at timestamp with time zone NOT NULL,
+    last_at timestamp with time zone NOT NULL,
+    times integer NOT NULL,
+    CONSTRAINT answer_count_evidence_check CHECK ((octet_length(evidence) <= 65536))
+)
+WITH (fillfactor='50');
+
+ALTER TABLE ONLY helix.answer_count FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.answer_count OWNER TO helix_owner;
+
 -- Name: arrow; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.arrow (
@@ -12603,37 +12908,6 @@ ALTER TABLE helix.check_run ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
 
 ALTER TABLE helix.dead_letter ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME helix.dead_letter_id_seq
-    START WITH 1
-    INCREMENT BY 1
-    NO MINVALUE
-    NO MAXVALUE
-    CACHE 1
-);
-
--- Name: decision; Type: TABLE; Schema: helix; Owner: helix_owner
-
-CREATE TABLE helix.decision (
-    id bigint NOT NULL,
-    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    batch bigint,
-    kind text NOT NULL,
-    tenant helix.tenant_name NOT NULL,
-    queue text NOT NULL,
-    actor text NOT NULL,
-    detail helix.long_text,
-    "position" bigint DEFAULT helix.current_position() NOT NULL,
-    hash helix.sha256 NOT NULL,
-    CONSTRAINT decision_kind_check CHECK ((kind = ANY (ARRAY['duplicate'::text, 'conflict'::text, 'refused'::text, 'erased'::text, 'setting'::text, 'retired'::text, 'audit'::text, 'unnamed'::text])))
-);
-
-ALTER TABLE ONLY helix.decision FORCE ROW LEVEL SECURITY;
-
-ALTER TABLE helix.decision OWNER TO helix_owner;
-
--- Name: decision_id_seq; Type: SEQUENCE; Schema: helix; Owner: helix_owner
-
-ALTER TABLE helix.decision ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
-    SEQUENCE NAME helix.decision_id_seq
     START WITH 1
     INCREMENT BY 1
     NO MINVALUE
@@ -12835,6 +13109,8 @@ CREATE TABLE helix.fence_decision (
     actor helix.actor_name NOT NULL,
     detail helix.long_text,
     evidence helix.evidence,
+    times integer DEFAULT 1 NOT NULL,
+    last_at timestamp with time zone,
     "position" bigint DEFAULT helix.current_position() NOT NULL,
     hash helix.sha256 NOT NULL
 );
@@ -13220,6 +13496,7 @@ CREATE TABLE helix.requirement_class (
     ram_gb real DEFAULT 0 NOT NULL,
     disk_gb real DEFAULT 0 NOT NULL,
     labels jsonb DEFAULT '{}'::jsonb NOT NULL,
+    twin integer DEFAULT 0 NOT NULL,
     CONSTRAINT requirement_class_gpus_check CHECK ((gpus >= 0)),
     CONSTRAINT requirement_class_requires_check CHECK ((octet_length((requires)::text) <= 2048))
 );
@@ -13662,10 +13939,10 @@ ALTER TABLE ONLY helix.key_limit
 ALTER TABLE ONLY helix.lane
     ADD CONSTRAINT lane_pkey PRIMARY KEY (id);
 
--- Name: lane lane_queue_class_priority_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+-- Name: lane lane_queue_class_priority_twin_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.lane
-    ADD CONSTRAINT lane_queue_class_priority_key UNIQUE (queue, class, priority);
+    ADD CONSTRAINT lane_queue_class_priority_twin_key UNIQUE (queue, class, priority, twin);
 
 -- Name: ledger_event ledger_event_key_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
@@ -13727,10 +14004,10 @@ ALTER TABLE ONLY helix.request
 ALTER TABLE ONLY helix.requirement_class
     ADD CONSTRAINT requirement_class_pkey PRIMARY KEY (id);
 
--- Name: requirement_class requirement_class_requires_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+-- Name: requirement_class requirement_class_requires_twin_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.requirement_class
-    ADD CONSTRAINT requirement_class_requires_key UNIQUE (requires);
+    ADD CONSTRAINT requirement_class_requires_twin_key UNIQUE (requires, twin);
 
 -- Name: result result_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
@@ -13786,6 +14063,22 @@ ALTER TABLE ONLY helix.worker
 
 ALTER TABLE ONLY helix_migration.revision
     ADD CONSTRAINT revision_pkc PRIMARY KEY (version_num);
+
+-- Name: answer_count_batch; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX answer_count_batch ON helix.answer_count USING btree (batch) WHERE (batch IS NOT NULL);
+
+-- Name: answer_count_life; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX answer_count_life ON helix.answer_count USING btree (life) WHERE (life IS NOT NULL);
+
+-- Name: answer_count_place; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX answer_count_place ON helix.answer_count USING btree (tenant, minute, place);
+
+-- Name: answer_count_subject; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX answer_count_subject ON helix.answer_count USING btree (subject, minute);
 
 -- Name: batch_arrival; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -13966,6 +14259,12 @@ CREATE INDEX work_expiry ON helix.work USING btree (expires_at) WHERE ((expires_
 -- Name: work_limit; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX work_limit ON helix.work USING btree (queue, limit_key, batch) WHERE (cause = 'limit'::helix.cause);
+
+-- Name: answer_count a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.answer_count FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.answer_count ENABLE ALWAYS TRIGGER a_guard;
 
 -- Name: api_token a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -14212,6 +14511,12 @@ ALTER TABLE helix.worker ENABLE ALWAYS TRIGGER a_guard;
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.worker_day FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.worker_day ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: answer_count a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.answer_count FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.answer_count ENABLE ALWAYS TRIGGER a_guard_truncate;
 
 -- Name: api_token a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -14491,7 +14796,7 @@ ALTER TABLE helix.feed ENABLE ALWAYS TRIGGER audit;
 
 -- Name: lane audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels, made_for ON helix.lane FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,queue,class,priority,gpus,gpu_vram_gb,cpu_cores,ram_gb,disk_gb,labels,made_for');
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels, made_for, twin ON helix.lane FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,queue,class,priority,gpus,gpu_vram_gb,cpu_cores,ram_gb,disk_gb,labels,made_for,twin');
 
 ALTER TABLE helix.lane ENABLE ALWAYS TRIGGER audit;
 
@@ -14509,7 +14814,7 @@ ALTER TABLE helix.queue ENABLE ALWAYS TRIGGER audit;
 
 -- Name: requirement_class audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels ON helix.requirement_class FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,requires,gpus,gpu_vram_gb,cpu_cores,ram_gb,disk_gb,labels');
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels, twin ON helix.requirement_class FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,requires,gpus,gpu_vram_gb,cpu_cores,ram_gb,disk_gb,labels,twin');
 
 ALTER TABLE helix.requirement_class ENABLE ALWAYS TRIGGER audit;
 
@@ -14633,6 +14938,10 @@ CREATE TRIGGER same_batch BEFORE UPDATE OF batch ON helix.work FOR EACH STATEMEN
 
 ALTER TABLE helix.work ENABLE ALWAYS TRIGGER same_batch;
 
+-- Name: answer_count; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.answer_count ENABLE ROW LEVEL SECURITY;
+
 -- Name: api_token; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.api_token ENABLE ROW LEVEL SECURITY;
@@ -14660,6 +14969,10 @@ ALTER TABLE helix.difference ENABLE ROW LEVEL SECURITY;
 -- Name: ended; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.ended ENABLE ROW LEVEL SECURITY;
+
+-- Name: answer_count engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.answer_count TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: api_token engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -14853,6 +15166,10 @@ ALTER TABLE helix.metric ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.metric_change ENABLE ROW LEVEL SECURITY;
 
+-- Name: answer_count operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.answer_count FOR SELECT TO helix_operator USING (true);
+
 -- Name: api_token operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.api_token FOR SELECT TO helix_operator USING (true);
@@ -14992,6 +15309,10 @@ CREATE POLICY own_bindings ON helix.role_tenant FOR SELECT TO helix_engine, heli
 -- Name: queue; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.queue ENABLE ROW LEVEL SECURITY;
+
+-- Name: answer_count reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.answer_count FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
 
 -- Name: api_token reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -15212,6 +15533,10 @@ GRANT ALL ON FUNCTION helix.all_metrics(p_limit integer) TO helix_reader;
 
 REVOKE ALL ON FUNCTION helix.answer_by_id(p_ids uuid[], p_done bigint[], p_state helix.state, p_reason helix.reason, p_actor text) FROM PUBLIC;
 
+-- Name: FUNCTION answer_rate(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.answer_rate() FROM PUBLIC;
+
 -- Name: FUNCTION answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[], p_raw text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[], p_raw text[]) FROM PUBLIC;
@@ -15416,6 +15741,10 @@ REVOKE ALL ON FUNCTION helix.complete_one(p_worker text, p_batch bigint, p_epoch
 REVOKE ALL ON FUNCTION helix.content_hash(p_failure text, p_detail text, p_result text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.content_hash(p_failure text, p_detail text, p_result text) TO helix_reader;
 GRANT ALL ON FUNCTION helix.content_hash(p_failure text, p_detail text, p_result text) TO helix_operator;
+
+-- Name: FUNCTION count_answers(p_tenant text, p_queue text, p_actor text, p_kind text[], p_batch bigint[], p_detail text[], p_life bigint, p_evidence bytea, p_times bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_answers(p_tenant text, p_queue text, p_actor text, p_kind text[], p_batch bigint[], p_detail text[], p_life bigint, p_evidence bytea, p_times bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION count_decisions(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -15729,6 +16058,10 @@ GRANT ALL ON FUNCTION helix.discard_letters_v1(p_ids bigint[], p_actor text, p_r
 
 REVOKE ALL ON FUNCTION helix.doubt_fence(p_key bytea, p_reason helix.fence_reason, p_actor text, p_detail text) FROM PUBLIC;
 
+-- Name: FUNCTION effect_of(p_key bytea, p_effect text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.effect_of(p_key bytea, p_effect text) FROM PUBLIC;
+
 -- Name: FUNCTION empty_fences(p_batch bigint[], p_identity boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.empty_fences(p_batch bigint[], p_identity boolean) FROM PUBLIC;
@@ -15971,6 +16304,10 @@ GRANT SELECT ON TABLE helix.lane TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_empty integer[]) FROM PUBLIC;
 
+-- Name: FUNCTION fold_answers(p_limit integer, p_lives bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.fold_answers(p_limit integer, p_lives bigint[]) FROM PUBLIC;
+
 -- Name: FUNCTION fold_changes(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.fold_changes() FROM PUBLIC;
@@ -15983,9 +16320,17 @@ REVOKE ALL ON FUNCTION helix.fold_entries(p_from bigint, p_to bigint) FROM PUBLI
 
 REVOKE ALL ON FUNCTION helix.follow_ledger() FROM PUBLIC;
 
+-- Name: FUNCTION forget_keys(p_queue integer[], p_key text[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.forget_keys(p_queue integer[], p_key text[]) FROM PUBLIC;
+
 -- Name: FUNCTION forget_rollup(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.forget_rollup(p_limit integer) FROM PUBLIC;
+
+-- Name: FUNCTION forget_unused_keys(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.forget_unused_keys(p_limit integer) FROM PUBLIC;
 
 -- Name: FUNCTION framed(p_text text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16274,6 +16619,10 @@ GRANT ALL ON FUNCTION helix.look_stream_v1(p_tenant text, p_stream text, p_group
 -- Name: FUNCTION make_claimable(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.make_claimable(p_batch bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION makes_first(p_table text, p_name text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.makes_first(p_table text, p_name text) FROM PUBLIC;
 
 -- Name: FUNCTION measure_feeds(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -17374,6 +17723,22 @@ REVOKE ALL ON FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kin
 GRANT ALL ON FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision) TO helix_operator;
 GRANT ALL ON FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision) TO helix_intake;
 
+-- Name: TABLE decision; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.decision TO helix_engine;
+GRANT SELECT ON TABLE helix.decision TO helix_reader;
+GRANT SELECT ON TABLE helix.decision TO helix_operator;
+
+-- Name: SEQUENCE decision_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.decision_id_seq TO helix_engine;
+
+-- Name: TABLE answer_count; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.answer_count TO helix_engine;
+GRANT SELECT ON TABLE helix.answer_count TO helix_reader;
+GRANT SELECT ON TABLE helix.answer_count TO helix_operator;
+
 -- Name: TABLE arrow; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT ON TABLE helix.arrow TO helix_engine;
@@ -17399,16 +17764,6 @@ GRANT ALL ON SEQUENCE helix.check_run_id_seq TO helix_engine;
 -- Name: SEQUENCE dead_letter_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT ALL ON SEQUENCE helix.dead_letter_id_seq TO helix_engine;
-
--- Name: TABLE decision; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.decision TO helix_engine;
-GRANT SELECT ON TABLE helix.decision TO helix_reader;
-GRANT SELECT ON TABLE helix.decision TO helix_operator;
-
--- Name: SEQUENCE decision_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT ALL ON SEQUENCE helix.decision_id_seq TO helix_engine;
 
 -- Name: TABLE difference; Type: ACL; Schema: helix; Owner: helix_owner
 
