@@ -42,7 +42,7 @@ def tamper(database, statement, *args):
 
 def test_ledger_append_answers_and_its_code_says_whether_the_event_is_stored(helixq, ledger):
     again = helixq("ledger", "append", ledger, "x", 1, "REQUESTED", "--payload", '{"n": 1}')
-    assert (again.code, again.out) == (0, "duplicate; the entity is CONFIRMED\n")
+    assert (again.code, again.out) == (0, "duplicate_suppressed_by_db; the entity is CONFIRMED\n")
     conflict = helixq("ledger", "append", ledger, "x", 1, "REQUESTED", "--payload", '{"n": 9}')
     assert (conflict.code, conflict.out) == (Exit.NO, "conflict (/n); the entity is CONFIRMED\n")
     illegal = helixq("ledger", "append", ledger, "x", 5, "LAUNCHED", "--json")

@@ -165,7 +165,11 @@ def test_malformed_identity_of_a_stream_is_counted_and_logged_in_hex(stream, dat
     raw = "a\u202eb".encode().hex()
     assert [line["raw_hex"] for line in lines if line.get("decision") == "refused"] == [raw]
     [new] = [line for line in lines if line.get("decision") == "new"]
-    batch = database.value("select helix.public_id(key) from helix.batch where identity = 's1'")
+    batch = database.value(
+        "select helix.public_id(b.key) from helix.batch b join helix.queue q on q.id = b.queue"
+        " where b.identity = 's1' and q.name = %s",
+        stream.queue,
+    )
     assert (new["batch"], new["queue"]) == (batch, stream.queue)
     counted = "select detail::json ->> 'raw_hex', times from helix.answer_count where queue = %s"
     assert database.rows(counted, stream.queue) == [(raw, 1)]

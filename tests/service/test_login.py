@@ -70,9 +70,22 @@ def test_login_link_never_gives_the_figures_of_all_tenants(database, role):
         helix.offer_login_v1('a', sha256('link'), %s, 60, 60, 'eve')"""
     with database.connect(role) as connection:
         for scopes in (["metrics"], ["read", "metrics"], ["root"]):
-            with pytest.raises(psycopg.errors.CheckViolation, match="login_scopes_check"):
+            refused = (psycopg.errors.CheckViolation, psycopg.errors.InsufficientPrivilege)
+            with pytest.raises(refused, match=r"login_scopes_check|only an operator"):
                 connection.execute(offer, (scopes,))
     assert database.value("select count(*) from helix.login where hash = sha256('link')") == 0
+
+
+def test_login_link_gives_the_scope_seal_if_an_operator_offers_it(database):
+    offer = """select set_config('helix.tenant', 'a', false),
+        helix.offer_login_v1('a', sha256('seal link'), '{seal}', 60, 60, 'eve')"""
+    with (
+        database.connect("service") as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege, match="only an operator"),
+    ):
+        connection.execute(offer)
+    with database.connect("operator") as connection:
+        assert connection.execute(offer).fetchone()[1] is not None
 
 
 @pytest.mark.parametrize(

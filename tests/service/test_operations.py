@@ -161,7 +161,7 @@ class Subject(NamedTuple):
 def subject(site, database, lab, request):
     """A letter, a fence, or a ledger with an event and a feed, where the operation needs one."""
     operation = OPERATIONS[request.getfixturevalue("name")]
-    names = {"queue": lab.q, "ledger": lab.q, "feed": lab.q, "name": "nobody"}
+    names = {"queue": lab.q, "ledger": lab.q, "feed": lab.q, "name": "nobody", "number": 99}
     query, body = {}, {}
     if operation.name in BATCH_STATES:
         names["batch_id"] = batch = str(batch_in(lab, BATCH_STATES[operation.name]))

@@ -14,10 +14,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.engine import seals
-from helixqueue.errors import Refused
+from helixqueue.errors import Refused, Retryable
 from helixqueue.fence.receipt import time_text
 from helixqueue.fence.signing import signature_faults
 from helixqueue.operate.release import fix_output, schema_objects
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from helixqueue.fence.signing import Signer
 
 SEALS = SignedSeries("seal", "helixqueue seal 1", "helixq seal")
+SEAL_TRIES = 5
 # Records that retention may delete; of the others, none may ever be missing.
 EXPIRING = frozenset({"answer", "refusal", "fence", "call"})
 MARK_BYTES = {
@@ -101,8 +103,18 @@ def make_next_seal(
     """Continue the series of the database and keep the seal there, for services.
 
     The last seal decides where this one begins, so it must be one that these keys signed: a caller,
-    or an edit of the database, can neither leave out records nor repeat them.
+    or an edit of the database, can neither leave out records nor repeat them. Of two that continue
+    the same seal, the second is made again.
     """
+    for _ in range(SEAL_TRIES - 1):
+        with suppress(Retryable):
+            return _continue_series(connection, keys, actor)
+    return _continue_series(connection, keys, actor)
+
+
+def _continue_series(
+    connection: Connection[Any], keys: Sequence[Signer], actor: str | None
+) -> dict[str, Any]:
     database = Database(connection)
     last = database.run(seals.find_seal(number=None))
     document = None if last is None else dict(last.document or {})

@@ -73,21 +73,10 @@ Initial = Annotated[
         length=KINDS_MAX, metavar="KIND",
     ),
 ]  # fmt: skip
-Strict = Annotated[
-    bool,
-    Param(
-        "Refuse events that violate the rules, or record the violations.",
-        option="--strict/--lenient",
-    ),
-]
-Gaps = Annotated[
-    GapRule,
-    Param(
-        "An event whose seq does not follow the last one: refuse it, warn (record it as a "
-        "violation) or allow it. Default: refuse if strict, else warn.",
-        metavar="RULE",
-    ),
-]
+_STRICT = "Refuse events that violate the rules, or record the violations."
+_GAPS = "Gaps of seqs: refuse, warn (record them) or allow. Default: refuse if strict, else warn."
+Strict = Annotated[bool, Param(_STRICT, option="--strict/--lenient")]
+Gaps = Annotated[GapRule, Param(_GAPS, metavar="RULE")]
 BindPayload = Annotated[bool, Param("Make the payload a part of an event's identity.")]
 Pointer = Annotated[str, Param("", "/trace_id", pattern=r"^/", length=255)]
 Ignore = Annotated[
