@@ -6,6 +6,7 @@ declaration fails here before a client notices it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -254,7 +255,7 @@ def test_token_of_another_queue_gets_the_status_of_the_table(site, subject, name
     with site.client(queues=["elsewhere"]) as limited:
         response = limited.request(operation.method, path, **sent)
     assert response.status_code == case.limited, response.text
-    if case.limited in {403, 404} and "{name}" not in operation.path:
+    if case.limited in {403, 404} and not re.search(r"{(name|number)}", operation.path):
         # The same request of a token for all queues succeeds.
         with site.client() as http:
             response = http.request(operation.method, path, **sent)
