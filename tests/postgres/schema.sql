@@ -597,6 +597,29 @@ $$;
 
 ALTER FUNCTION helix.add_histograms(p_left integer[], p_right integer[]) OWNER TO helix_engine;
 
+-- Name: add_seal_v1(bigint, text, bytea, bigint, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.add_seal_v1(p_number bigint, p_actor text, p_digest bytea, p_to_position bigint, p_document text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter();
+  perform helix.demand_every_tenant();
+  if p_number <> (select coalesce(max(s.number), 0) + 1 from helix.seal s) then
+    raise exception using errcode = 'serialization_failure',
+      message = format('seal %s was made by another call', p_number), hint = 'Seal again.';
+  end if;
+  insert into helix.seal (number, actor, digest, to_position, document)
+  values (p_number, helix.actor_of(p_actor), p_digest, p_to_position, p_document::json);
+exception when unique_violation then
+  raise exception using errcode = 'serialization_failure',
+    message = format('seal %s was made by another call', p_number), hint = 'Seal again.';
+end
+$$;
+
+ALTER FUNCTION helix.add_seal_v1(p_number bigint, p_actor text, p_digest bytea, p_to_position bigint, p_document text) OWNER TO helix_engine;
+
 -- Name: advance_feed_v1(text, text, bigint, bigint, integer, bigint, bigint, integer, integer, uuid); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer, p_request uuid DEFAULT NULL::uuid) RETURNS boolean
@@ -987,7 +1010,8 @@ begin
     ),
     decided as materialized (
       select s.*, r.rules,
-             case when s.is_same then 'duplicate' when s.known_version is not null then 'conflict'
+             case when s.is_same then 'duplicate_suppressed_by_db'
+                  when s.known_version is not null then 'conflict'
                   -- A kind that the machine does not have is illegal in every ledger: no fold could read it.
                   when r.rules is null then 'written'
                   when 'gap' = any (r.rules) and p_ledger.gaps = 'refuse' or 'kind' = any (r.rules) then 'illegal'
@@ -3088,9 +3112,9 @@ begin
       message = format('role %s may not give or take tokens of tenant %s', session_user, p_tenant),
       hint = 'A login with helix_operator may, and over HTTP a token with the scope admin.';
   end if;
-  if 'metrics' = any (p_scopes) and not pg_has_role(session_user, 'helix_operator', 'member') then
+  if p_scopes && '{metrics,seal}' and not pg_has_role(session_user, 'helix_operator', 'member') then
     raise exception using errcode = 'insufficient_privilege',
-      message = 'only an operator may give tokens with the scope metrics: it covers all tenants',
+      message = 'only an operator may give tokens with the scopes metrics and seal: they cover all tenants',
       hint = 'Use a login with helix_operator.';
   end if;
 end
@@ -4050,7 +4074,7 @@ CREATE TABLE helix.api_token (
     CONSTRAINT api_token_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
     CONSTRAINT api_token_queues_check CHECK (((cardinality(queues) >= 1) AND (cardinality(queues) <= 100))),
     CONSTRAINT api_token_reason_check CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000))),
-    CONSTRAINT api_token_scopes_check CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['submit'::text, 'work'::text, 'read'::text, 'payloads'::text, 'operate'::text, 'admin'::text, 'metrics'::text])))
+    CONSTRAINT api_token_scopes_check CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['submit'::text, 'work'::text, 'read'::text, 'payloads'::text, 'operate'::text, 'admin'::text, 'metrics'::text, 'seal'::text])))
 );
 
 ALTER TABLE ONLY helix.api_token FORCE ROW LEVEL SECURITY;
@@ -6070,7 +6094,7 @@ declare
   v_until timestamptz := clock_timestamp() + make_interval(secs => least(greatest(p_seconds, 1), 3600));
 begin
   perform helix.enter_for(p_tenant);
-  perform helix.demand_token_admin(p_tenant);
+  perform helix.demand_token_admin(p_tenant, p_scopes);
   if helix.is_program(p_tenant, p_person) then
     return null;
   end if;
@@ -11488,6 +11512,24 @@ $$;
 
 ALTER FUNCTION helix.seal_witness_v1(p_kind text, p_from bigint, p_to bigint, p_place bigint) OWNER TO helix_engine;
 
+-- Name: seals_v1(bigint, integer, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.seals_v1(p_before bigint DEFAULT '9223372036854775807'::bigint, p_limit integer DEFAULT 50, p_documents boolean DEFAULT false) RETURNS TABLE(number bigint, at timestamp with time zone, actor text, digest bytea, to_position bigint, document text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+begin
+  perform helix.enter();
+  perform helix.demand_every_tenant();
+  return query
+    select s.number, s.at, s.actor, s.digest::bytea, s.to_position, case when p_documents then s.document::text end
+    from helix.seal s where s.number < p_before order by s.number desc limit least(p_limit, 1001);
+end
+$$;
+
+ALTER FUNCTION helix.seals_v1(p_before bigint, p_limit integer, p_documents boolean) OWNER TO helix_engine;
+
 -- Name: session_queues(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.session_queues() RETURNS integer[]
@@ -13288,7 +13330,7 @@ CREATE TABLE helix.login (
     used_at timestamp with time zone,
     CONSTRAINT login_hash_check CHECK ((octet_length(hash) = 32)),
     CONSTRAINT login_person_check CHECK ((person ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
-    CONSTRAINT login_scopes_check CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['submit'::text, 'work'::text, 'read'::text, 'payloads'::text, 'operate'::text, 'admin'::text]))),
+    CONSTRAINT login_scopes_check CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['submit'::text, 'work'::text, 'read'::text, 'payloads'::text, 'operate'::text, 'admin'::text, 'seal'::text]))),
     CONSTRAINT login_token_seconds_check CHECK (((token_seconds >= (1)::double precision) AND (token_seconds <= (86400)::double precision)))
 );
 
@@ -13557,6 +13599,19 @@ WITH (fillfactor='50');
 ALTER TABLE ONLY helix.rollup FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.rollup OWNER TO helix_owner;
+
+-- Name: seal; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.seal (
+    number bigint NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    actor text NOT NULL,
+    digest helix.sha256 NOT NULL,
+    to_position bigint NOT NULL,
+    document json NOT NULL
+);
+
+ALTER TABLE helix.seal OWNER TO helix_owner;
 
 -- Name: source; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -14024,6 +14079,11 @@ ALTER TABLE ONLY helix.role_tenant
 ALTER TABLE ONLY helix.rollup
     ADD CONSTRAINT rollup_pkey PRIMARY KEY (tenant, queue, seconds, at);
 
+-- Name: seal seal_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.seal
+    ADD CONSTRAINT seal_pkey PRIMARY KEY (number);
+
 -- Name: secret secret_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.secret
@@ -14470,6 +14530,12 @@ CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.rollup FOR EAC
 
 ALTER TABLE helix.rollup ENABLE ALWAYS TRIGGER a_guard;
 
+-- Name: seal a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.seal FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.seal ENABLE ALWAYS TRIGGER a_guard;
+
 -- Name: secret a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.secret FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -14721,6 +14787,12 @@ ALTER TABLE helix.role_tenant ENABLE ALWAYS TRIGGER a_guard_truncate;
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.rollup FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.rollup ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: seal a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.seal FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.seal ENABLE ALWAYS TRIGGER a_guard_truncate;
 
 -- Name: secret a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -15517,6 +15589,12 @@ REVOKE ALL ON FUNCTION helix.actor_of(p_actor text) FROM PUBLIC;
 -- Name: FUNCTION add_histograms(p_left integer[], p_right integer[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.add_histograms(p_left integer[], p_right integer[]) FROM PUBLIC;
+
+-- Name: FUNCTION add_seal_v1(p_number bigint, p_actor text, p_digest bytea, p_to_position bigint, p_document text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.add_seal_v1(p_number bigint, p_actor text, p_digest bytea, p_to_position bigint, p_document text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.add_seal_v1(p_number bigint, p_actor text, p_digest bytea, p_to_position bigint, p_document text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.add_seal_v1(p_number bigint, p_actor text, p_digest bytea, p_to_position bigint, p_document text) TO helix_delegate;
 
 -- Name: FUNCTION advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer, p_request uuid); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16683,6 +16761,7 @@ GRANT ALL ON FUNCTION helix.note_check_v1(p_tenant text, p_actor text, p_seconds
 REVOKE ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) TO helix_operator;
 GRANT ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) TO helix_submit;
+GRANT ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) TO helix_intake;
 
 -- Name: FUNCTION note_served(p_lane integer[], p_turn bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -17504,6 +17583,12 @@ GRANT ALL ON FUNCTION helix.seal_position_v1() TO helix_operate;
 REVOKE ALL ON FUNCTION helix.seal_witness_v1(p_kind text, p_from bigint, p_to bigint, p_place bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.seal_witness_v1(p_kind text, p_from bigint, p_to bigint, p_place bigint) TO helix_operator;
 
+-- Name: FUNCTION seals_v1(p_before bigint, p_limit integer, p_documents boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.seals_v1(p_before bigint, p_limit integer, p_documents boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.seals_v1(p_before bigint, p_limit integer, p_documents boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.seals_v1(p_before bigint, p_limit integer, p_documents boolean) TO helix_delegate;
+
 -- Name: FUNCTION session_queues(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.session_queues() FROM PUBLIC;
@@ -18087,6 +18172,10 @@ GRANT SELECT ON TABLE helix.role_tenant TO helix_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.rollup TO helix_engine;
 GRANT SELECT ON TABLE helix.rollup TO helix_reader;
 GRANT SELECT ON TABLE helix.rollup TO helix_operator;
+
+-- Name: TABLE seal; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.seal TO helix_engine;
 
 -- Name: TABLE source; Type: ACL; Schema: helix; Owner: helix_owner
 
