@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from helixqueue.cli.exits import Exit
+from helixqueue.client.http import HelixClient
 from helixqueue.errors import HelixError, Refused
 from helixqueue.fence.ed25519 import Ed25519Signer
 from helixqueue.fence.key_file import SigningKey, create
@@ -487,6 +488,27 @@ def test_caller_of_a_service_cannot_name_the_predecessor_of_a_seal(busy, sealing
     assert [seal["number"] for seal in series] == list(range(1, len(series) + 1))
     assert all(SEALS.faults(seal, last, [signer]) == [] for last, seal in pairwise(series))
     assert broken(busy, series, [signer]) == {}
+
+
+def test_operator_lists_the_seals_of_services_with_command_and_client(busy, sealing):
+    site, _ = sealing
+    with site.client("seal") as client:
+        for _ in range(3):
+            assert client.post("/v1/seals", json={}).status_code == 200
+        listed = client.get("/v1/seals").json()["rows"]
+        pages = client.get("/v1/seals?limit=2").json()
+    assert [row["number"] for row in listed[-3:]] == [3, 2, 1]
+    assert pages["next"]
+    with HelixClient(site.url, site.token("seal")) as client:
+        assert [row.digest for row in client.seals(limit=2)] == [row["digest"] for row in listed]
+    helixq = Helixq(busy, "operator")
+    of_service = ("--url", site.url, "--token", site.token("seal"))
+    for place in ((), of_service):
+        shown = helixq("seal", "list", "--json", *place, HELIX_TENANT="").json["rows"]
+        assert [row["digest"] for row in shown] == [row["digest"] for row in listed]
+    assert helixq("seal", "list", role="app_a").code == Exit.REFUSED
+    reader = ("--url", site.url, "--token", site.token("operate", "read"))
+    assert helixq("seal", "list", *reader, HELIX_TENANT="").code == Exit.REFUSED
 
 
 def test_seal_of_a_superuser_in_the_table_is_not_continued(busy, sealing):

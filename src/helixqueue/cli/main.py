@@ -80,7 +80,7 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "duty": ("helixqueue.cli.duty", "Background duties: list, set, findings."),
     "check": ("helixqueue.cli.check", "Check every invariant and show violating rows."),
-    "seal": ("helixqueue.cli.seal", "Write a signed seal of the ledger."),
+    "seal": ("helixqueue.cli.seal", "Signed seals of the ledger: make, list."),
     "replay": ("helixqueue.cli.replay", "Prove that the ledger replays to the current state."),
     "recover": ("helixqueue.cli.recover", "End every lease after a restore or a split brain."),
 }

@@ -1,27 +1,59 @@
-"""`helixq seal`."""
+"""`helixq seal make | list`; `make` can be left out."""
 
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - Typer reads the annotations
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
+from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.options import option
 from helixqueue.fence.key_file import public_document, publish_beside, read_keys
 from helixqueue.operate.exported import write_export
 from helixqueue.operate.seal import SEALS, add_after_missing, last_head, make_seal
 from helixqueue.operate.signed_series import document_id
+from helixqueue.operations import seals
 from helixqueue.transport.http import checks
 
+if TYPE_CHECKING:
+    from helixqueue.records.page import Page
+    from helixqueue.records.seal import SealRow
 
-def register(app: typer.Typer) -> None:
-    add = command(app, "seal", example="helixq seal --to /mnt/audit/seals.jsonl")
-    add(connection.service_or_database(_seal))
+
+class _MakeByDefault(TyperGroup):
+    """Options without a command are those of `make`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's own type
+        if args and args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = ["make", *args]
+        return super().parse_args(ctx, args)
 
 
+app = typer.Typer(
+    cls=_MakeByDefault, no_args_is_help=True, help="Signed seals of the ledger: make, list."
+)
+
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="seal")
+
+
+@verb(app, "list", seals.list_seals, example="helixq seal list", every_tenant=True)
+def _list(page: Page[SealRow]) -> None:
+    show.table(
+        ("seal", "time", "by", "up to", "digest"),
+        [(str(row.number), row.at, row.actor, row.to_position, row.digest) for row in page.rows],
+        empty="the services have made no seals",
+        optional=("up to", "by"),
+    )
+
+
+@command(app, "make", example="helixq seal make --to /mnt/audit/seals.jsonl")
+@connection.service_or_database
 def _seal(
     *,
     to: Annotated[

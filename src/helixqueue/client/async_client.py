@@ -10,6 +10,7 @@ from helixqueue.operations import duties as duty_operations
 from helixqueue.operations import intakes as intake_operations
 from helixqueue.operations import letters as letter_operations
 from helixqueue.operations import queues as queue_operations
+from helixqueue.operations import seals as seal_operations
 from helixqueue.operations.instructions import Instructions, run_instructions_async
 from helixqueue.records.submission import Submission
 
@@ -183,6 +184,7 @@ class AsyncClient(Generic[W]):
     letters = async_rows(letter_operations.list_letters)
     letter = async_method(letter_operations.show_letter)
     redrive = async_method(letter_operations.redrive_letter)
+    seals = async_rows(seal_operations.list_seals)
 
     async def discard(self, letter_numbers: Sequence[int], *, reason: str) -> dict[int, str]:
         """Discard dead letters: their bytes are deleted, the record stays."""

@@ -11,6 +11,7 @@ from helixqueue.operations import duties as duty_operations
 from helixqueue.operations import intakes as intake_operations
 from helixqueue.operations import letters as letter_operations
 from helixqueue.operations import queues as queue_operations
+from helixqueue.operations import seals as seal_operations
 from helixqueue.operations.instructions import Instructions, run_instructions
 from helixqueue.records.submission import Submission
 
@@ -184,6 +185,7 @@ class SyncClient(Generic[W]):
     letters = rows(letter_operations.list_letters)
     letter = method(letter_operations.show_letter)
     redrive = method(letter_operations.redrive_letter)
+    seals = rows(seal_operations.list_seals)
 
     def discard(self, letter_numbers: Sequence[int], *, reason: str) -> dict[int, str]:
         """Discard dead letters: their bytes are deleted, the record stays."""

@@ -22,7 +22,10 @@ Number = Annotated[int, Param("Number of the seal, from 1.", 1, least=1, most=2*
 def list_seals(
     operations: Operations, *, after: Cursor | None = None, limit: Limit = 50
 ) -> Instructions[Page[SealRow]]:
-    """List the seals that services made, newest first, without their documents."""
+    """List the seals that services made, newest first.
+
+    Without their documents, of which `GET /v1/seals/{number}` has one.
+    """
     return operations.ask(engine.seals.list_seals(after=after, limit=limit))
 
 
