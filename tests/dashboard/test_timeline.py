@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from helixqueue.dashboard.axis import Axis
 from helixqueue.dashboard.timeline import deliveries, mini, silence, timeline
+from helixqueue.dashboard.verdict import repeats_without_source, verdict
 from helixqueue.records.batch import AttemptRow, BatchDetail, DecisionRow, RefusalRow, SourceRow
 from helixqueue.states import State
 
@@ -35,6 +36,7 @@ def batch_of(**values) -> BatchDetail:
         "batch_id": UUID("2336ad4b-c574-8cb3-9fe5-11bb1a5cd6c7"),
         "state": State.PENDING,
         "created_at": at("14:02:09"),
+        "attempt": 0,
         "attempts": (),
         "refusals": (),
         "decisions": (),
@@ -262,3 +264,19 @@ def test_axis_holds_its_period_with_a_few_round_ticks(begin, length):
     assert axis.start <= first < last <= axis.end
     assert 1 <= len(axis.ticks()) <= 8
     assert axis.at(last) - axis.at(first) > 40
+
+
+def test_repeats_counted_in_one_row_are_all_deliveries():
+    batch = batch_of(
+        decisions=(DecisionRow(at("14:03:40"), "duplicate", "ada", None, 7, at("14:03:55")),)
+    )
+    assert timeline(batch, NOW).lanes[0].note == "8 deliveries"
+    assert verdict(batch).deliveries == 8
+
+
+def test_delivery_listed_as_source_is_not_listed_as_a_repeat_again():
+    counted = DecisionRow(at("14:03:40"), "duplicate", "intake", None, 3, at("14:11:52"))
+    setting = DecisionRow(at("14:12:00"), "setting", "operator", None, 1, at("14:12:00"))
+    batch = batch_of(decisions=(counted, setting), sources=TWICE.sources)
+    repeats = repeats_without_source(batch)
+    assert [(row.kind, row.times) for row in repeats] == [("duplicate", 1), ("setting", 1)]

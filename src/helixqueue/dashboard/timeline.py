@@ -61,6 +61,7 @@ class Delivery(NamedTuple):
     at: datetime
     words: str
     new: bool
+    times: int = 1
 
 
 def timeline(
@@ -135,10 +136,11 @@ def deliveries(batch: BatchDetail) -> list[Delivery]:
     found = [Delivery(batch.created_at, "new", new=True)] if batch.created_at else []
     for row in batch.decisions:
         if row.kind in {"duplicate", "conflict"}:
-            for when in {row.at, row.last_at}:
+            # The times between the first and the last are not recorded.
+            for when, times in {row.at: row.times - 1, row.last_at: 1}.items():
                 redelivered = any(abs(when - at) < timedelta(seconds=1) for at in again)
                 words = f"{row.kind}, redelivered" if redelivered else row.kind
-                found.append(Delivery(when, words, new=False))
+                found.append(Delivery(when, words, new=False, times=max(times, 1)))
     return sorted(found)
 
 
@@ -241,12 +243,9 @@ def _delivery_lane(pen: _Pen, arrivals: Sequence[Delivery]) -> Lane:
     spoken = "; ".join(
         f"{arrival.words} at {formats.exact(arrival.at)}" for arrival in arrivals[:8]
     )
-    words = (
-        f"Asked for {formats.times(len(arrivals))}: {spoken}"
-        if arrivals
-        else "No delivery on record"
-    )
-    note = formats.counted(len(arrivals), "delivery", "deliveries")
+    times = sum(arrival.times for arrival in arrivals)
+    words = f"Asked for {formats.times(times)}: {spoken}" if arrivals else "No delivery on record"
+    note = formats.counted(times, "delivery", "deliveries")
     return Lane("Asked for", None, note, pen.lane(words, drawn, labels))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from markupsafe import Markup
@@ -11,7 +13,7 @@ from helixqueue.dashboard.timeline import deliveries
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    from helixqueue.records.batch import AttemptRow, BatchDetail
+    from helixqueue.records.batch import AttemptRow, BatchDetail, DecisionRow
 
 _ENDED = {
     "lost": "stopped renewing its lease and lost it",
@@ -37,8 +39,22 @@ def verdict(batch: BatchDetail) -> Verdict:
     refused = sum(refusal.times for refusal in batch.refusals)
     effects = int(batch.state is State.COMPLETED)
     shape, title = _title(batch, ran)
-    arrivals = max(1, len(deliveries(batch)))
+    arrivals = max(1, sum(delivery.times for delivery in deliveries(batch)))
     return Verdict(shape, title, _reason(batch), arrivals, ran, effects, refused)
+
+
+def repeats_without_source(batch: BatchDetail) -> list[DecisionRow]:
+    """Decisions about deliveries that are not listed as sources of the batch."""
+    sourced = Counter[str]()
+    for source in batch.sources:
+        sourced[source.actor] += source.times - (source.decision == "new")
+    found = []
+    for row in batch.decisions:
+        listed = min(row.times, sourced[row.actor]) if row.kind == "duplicate" else 0
+        sourced[row.actor] -= listed
+        if listed < row.times:
+            found.append(replace(row, times=row.times - listed))
+    return found
 
 
 def _title(batch: BatchDetail, ran: int) -> tuple[str, str]:

@@ -49,7 +49,10 @@ _ID_DIGITS: Final = re.compile(r"[0-9a-f]{6,64}")
 def time_series(
     *, tenant: str, queue: str | None, period: Period, now: datetime | None = None
 ) -> Call[TimeSeries]:
-    """Read the figures of a queue, or of all queues, up to the last full minute or this hour."""
+    """Read the figures of a queue, or of all queues, up to the last full minute or this hour.
+
+    The total includes the present minute, which has no point yet.
+    """
     step, count, seconds = _STEPS[period]
     now = now or datetime.now(UTC)
     length = timedelta(seconds=seconds)
@@ -73,8 +76,8 @@ def time_series(
         within = [row for row in found if row.at < end]
         if backlog is not None:
             backlog -= sum(row.pending for row in found if row.at >= end)
-        total, points = points_of(within, start, step, count, backlog)
-        return TimeSeries(queue, period, start, end, step, kept_at, total, points)
+        points = points_of(within, start, step, count, backlog)
+        return TimeSeries(queue, period, start, end, step, kept_at, figures_of(found), points)
 
     return Call(_SQL["rollup"], args, read)
 

@@ -47,7 +47,7 @@ class TimeSeries:
     end: datetime
     step_seconds: int
     kept_at: datetime | None  # when the duty last ran; None: never
-    total: Figures
+    total: Figures  # with the present minute, which has no point yet
     points: tuple[SeriesPoint, ...]
 
 
@@ -122,8 +122,8 @@ def quantile(histogram: Sequence[int], share: float) -> float | None:
 
 def points_of(
     rows: Sequence[RollupRow], start: datetime, step_seconds: int, count: int, backlog: int | None
-) -> tuple[Figures, tuple[SeriesPoint, ...]]:
-    """The figures of all rows, and of each step.
+) -> tuple[SeriesPoint, ...]:
+    """The figures of each step.
 
     `backlog` is the number of PENDING batches at the end; the changes give the others.
     """
@@ -137,4 +137,4 @@ def points_of(
         points.append(SeriesPoint(**asdict(figures_of([row])), at=row.at, pending=backlog))
         if backlog is not None:
             backlog -= row.pending
-    return figures_of(sums), tuple(reversed(points))
+    return tuple(reversed(points))

@@ -12,7 +12,7 @@ from helixqueue.dashboard.code_points import cells
 from helixqueue.dashboard.page import PageDep, action, go_to, page_router, view
 from helixqueue.dashboard.rendering import identity, url
 from helixqueue.dashboard.timeline import timeline
-from helixqueue.dashboard.verdict import verdict
+from helixqueue.dashboard.verdict import repeats_without_source, verdict
 from helixqueue.errors import NoSuchQueue
 from helixqueue.operations import batch_actions, batch_reads, overview, queues
 from helixqueue.operations.operation import Operation
@@ -58,6 +58,7 @@ async def batch(
         batch=detail,
         timeline=drawn,
         verdict=verdict(detail),
+        repeats=repeats_without_source(detail),
         why=await _why_waiting(page, detail),
         spellings=cells(identity(detail.raw), identity(detail.identity)),
         proof=proof,
