@@ -349,9 +349,11 @@ begin
         and coalesce(w.free -> 'health' -> 'queues' ? p_queue, true)
       limit 1000
     ),
-    queue as (select q.id from helix.queue q where q.tenant = p_tenant and q.name = p_queue),
+    queue as (select q.id, q.paused from helix.queue q where q.tenant = p_tenant and q.name = p_queue),
     page as materialized (
-      select w.batch, w.changed_at, w.attempt, w.cause, w.due, w.version
+      -- A claim parks the batches of a paused queue, so until then they have no cause.
+      select w.batch, w.changed_at, w.attempt, case when q.paused then 'paused' else w.cause end as cause, w.due,
+             w.version
       from queue q
       cross join lateral (
         (select w.batch, w.changed_at, w.attempt, w.cause, w.due, w.version
