@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from helixqueue.engine import calls
+from tests.support.duties import run_duty
 from tests.support.lab import Lab, wait_until
 
 pytestmark = pytest.mark.module_database
@@ -175,6 +176,22 @@ def test_backlog_of_one_key_does_not_delay_a_claim(lab):
     lab.complete(next(lease for lease in found if lease.identity != "free"))
     lab.run(calls.promote())
     assert lab.value(waiting, lab.q) >= 2997
+
+
+def test_batches_that_wait_for_a_deleted_limit_key_become_claimable(lab):
+    """Without the row of their key no lease would free them: the duties put it back."""
+    lab.submit(*"123456", limit_key="k")
+    [lease] = lab.claim(1)
+    assert lab.claim(10) == []
+    lab.superuser.execute("alter table helix.key_limit disable trigger a_guard")
+    lab.superuser.execute("delete from helix.key_limit where key = 'k'")
+    lab.superuser.execute("alter table helix.key_limit enable always trigger a_guard")
+    lab.complete(lease)
+    for duty in ("sweep", "promote"):
+        assert run_duty(lab, duty) is None
+    for _ in range(5):
+        [lease] = lab.claim(10)
+        lab.complete(lease)
 
 
 @pytest.mark.parametrize("limit", [1, 2])

@@ -50,7 +50,9 @@ def test_every_invariant_has_meaning_and_action(name):
     assert notes["action"].endswith(".")
 
 
-OF_SECRETS = {"payload_edited", "fingerprint_without_secret", "fence_request_edited"}
+OF_SECRETS = {
+    "payload_edited", "limit_key_edited", "fingerprint_without_secret", "fence_request_edited"
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("role", ["operator", "pool", "app_a"])

@@ -1182,6 +1182,7 @@ CREATE TABLE helix.batch (
     payload helix.document,
     raw text,
     limit_key helix.limit_key,
+    limit_print helix.sha256,
     run bigint,
     run_at helix.moment,
     expires_at helix.moment,
@@ -1207,8 +1208,8 @@ CREATE FUNCTION helix.asked_bytes(p_batch helix.batch) RETURNS bytea
   select p_batch.key || p_batch.fingerprint || timestamptz_send(p_batch.created_at)
          || convert_to(concat_ws('>', p_batch.id, p_batch.queue, p_batch.class, p_batch.secret, p_batch.priority,
               coalesce(p_batch.run::text, ''), coalesce(extract(epoch from p_batch.run_at)::text, ''),
-              coalesce(extract(epoch from p_batch.expires_at)::text, ''), octet_length(p_batch.actor),
-              p_batch.actor), 'UTF8')
+              coalesce(extract(epoch from p_batch.expires_at)::text, ''),
+              coalesce(encode(p_batch.limit_print, 'hex'), ''), octet_length(p_batch.actor), p_batch.actor), 'UTF8')
 $$;
 
 ALTER FUNCTION helix.asked_bytes(p_batch helix.batch) OWNER TO helix_engine;
@@ -1542,6 +1543,7 @@ begin
     = (old.id, old.created_at, old.queue, old.class, old.secret, old.priority, old.key, old.fingerprint,
        old.actor)
     and new.revision in ('', old.revision)
+    and new.limit_print is not distinct from old.limit_print
     and new.run is not distinct from old.run and new.run_at is not distinct from old.run_at
     and new.expires_at is not distinct from old.expires_at
     and (new.identity is null or new.identity = old.identity)
@@ -3486,8 +3488,12 @@ begin
   perform helix.link_fence(v_mine);
   perform helix.empty_letters(v_mine);
   insert into helix.decision (tenant, queue, kind, batch, actor, detail)
-  select q.tenant, q.name, 'erased', b.id, helix.actor_of(p_actor), p_detail
-  from helix.batch b join helix.queue q on q.id = b.queue where b.id = any (v_done);
+  select q.tenant, q.name, k.kind, b.id, helix.actor_of(p_actor), p_detail
+  from helix.batch b join helix.queue q on q.id = b.queue
+  -- By the second record, `check` knows an identity that was erased from one that was removed.
+  cross join (values ('erased', true), ('identity_erased', p_identity)) as k (kind, is_made)
+  where b.id = any (v_done) and k.is_made
+  order by b.id, k.kind;
   return query
     select given.id,
            case when l.batch is null then 'refused'
@@ -4134,13 +4140,13 @@ ALTER TABLE helix.secret OWNER TO helix_owner;
 
 -- Name: fingerprint(helix.secret, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.fingerprint(p_secret helix.secret, p_payload text) RETURNS bytea
+CREATE FUNCTION helix.fingerprint(p_secret helix.secret, p_text text) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
-  select sha256(p_secret.outer_pad || sha256(p_secret.inner_pad || convert_to(p_payload, 'UTF8')))
+  select sha256(p_secret.outer_pad || sha256(p_secret.inner_pad || convert_to(p_text, 'UTF8')))
 $$;
 
-ALTER FUNCTION helix.fingerprint(p_secret helix.secret, p_payload text) OWNER TO helix_engine;
+ALTER FUNCTION helix.fingerprint(p_secret helix.secret, p_text text) OWNER TO helix_engine;
 
 -- Name: first_record(bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4779,9 +4785,9 @@ $$;
 
 ALTER FUNCTION helix.idle_lanes(p_limit integer) OWNER TO helix_engine;
 
--- Name: insert_batches(helix.queue, smallint, text, timestamp with time zone, bytea[], bigint[], bytea[], text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: insert_batches(helix.queue, helix.secret, text, timestamp with time zone, bytea[], bigint[], bytea[], text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.insert_batches(p_queue helix.queue, p_secret smallint, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) RETURNS integer[]
+CREATE FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) RETURNS integer[]
     LANGUAGE plpgsql
     AS $$
 declare
@@ -4799,20 +4805,24 @@ begin
   -- and writes more to the log.
   begin
     insert into helix.batch (id, created_at, run_at, expires_at, queue, class, secret, priority, key,
-                             fingerprint, actor, revision, identity, raw, limit_key, payload)
+                             fingerprint, actor, revision, identity, raw, limit_key, limit_print,
+                             payload)
     select p_id[n], p_now, p_run_at[n], p_expires_at[n], p_queue.id, coalesce(p_class[n], p_queue.class),
-           p_secret, coalesce(p_priority[n], 5), p_key[n], p_print[n], p_actor,
+           p_secret.id, coalesce(p_priority[n], 5), p_key[n], p_print[n], p_actor,
            coalesce(p_revision[n], ''), p_identity[n], nullif(p_raw[n], p_identity[n]), p_limit_key[n],
+           case when p_limit_key[n] is not null then helix.fingerprint(p_secret, p_limit_key[n]) end,
            p_payload[n]::json
     from unnest(v_first) n;
     return array(select n from unnest(v_first) n order by n);
   exception when unique_violation then
     with won as (
       insert into helix.batch as b (id, created_at, run_at, expires_at, queue, class, secret, priority, key,
-                                    fingerprint, actor, revision, identity, raw, limit_key, payload)
+                                    fingerprint, actor, revision, identity, raw, limit_key, limit_print,
+                                    payload)
       select p_id[n], p_now, p_run_at[n], p_expires_at[n], p_queue.id, coalesce(p_class[n], p_queue.class),
-             p_secret, coalesce(p_priority[n], 5), p_key[n], p_print[n], p_actor,
+             p_secret.id, coalesce(p_priority[n], 5), p_key[n], p_print[n], p_actor,
              coalesce(p_revision[n], ''), p_identity[n], nullif(p_raw[n], p_identity[n]), p_limit_key[n],
+             case when p_limit_key[n] is not null then helix.fingerprint(p_secret, p_limit_key[n]) end,
              p_payload[n]::json
       from unnest(v_first) n
       on conflict do nothing
@@ -4826,7 +4836,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.insert_batches(p_queue helix.queue, p_secret smallint, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) OWNER TO helix_engine;
 
 -- Name: insert_work(helix.queue, text, timestamp with time zone, integer[], bigint[], integer[], bigint[], text[], timestamp with time zone[], timestamp with time zone[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -7012,7 +7022,7 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
     group by q.id
   ),
   erased as (select distinct d.batch from helix.decision d where d.kind = 'erased'),
-  unnamed as (select distinct d.batch from helix.decision d where d.kind = 'unnamed'),
+  unnamed as (select distinct d.batch from helix.decision d where d.kind in ('unnamed', 'identity_erased')),
   compared as (
     select coalesce(b.id, w.batch) as batch, q.tenant, q.name as queue, w.state, w.version, w.attempt,
            w.actor, w.deadline, w.lane, a.most,
@@ -7031,8 +7041,8 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
              and b.key <> helix.derive_key(q.tenant, q.name, b.identity, b.revision) as other_key,
            b.id is not null and b.payload is null and b.retired_at is null and erased.batch is null
              as payload_gone,
-           b.id is not null and b.identity is null and b.retired_at is null and erased.batch is null
-             and unnamed.batch is null as identity_gone,
+           b.id is not null and b.identity is null and b.retired_at is null and unnamed.batch is null
+             as identity_gone,
            w.queue <> b.queue as other_queue,
            w.batch is not null and b.id is not null and q.id is not null
              and (l.queue, l.class, l.priority) is distinct from (q.name, b.class, b.priority::smallint)
@@ -12263,7 +12273,7 @@ begin
     perform helix.current_epoch();   -- Where the timeline changed, the sequence moves ahead first.
     v_id := array(select nextval('helix.batch_id') from generate_series(1, cardinality(p_payload)));
     v_place := helix.insert_batches(
-      v_queue, v_secret.id, p_actor, v_now, v_key, v_id, v_print, p_identity, p_payload, p_raw, p_revision,
+      v_queue, v_secret, p_actor, v_now, v_key, v_id, v_print, p_identity, p_payload, p_raw, p_revision,
       p_priority, p_run_at, p_expires_at, p_limit_key, v_class);
   end if;
 
@@ -12856,7 +12866,7 @@ CREATE TABLE helix.decision (
     last_at timestamp with time zone,
     "position" bigint DEFAULT helix.current_position() NOT NULL,
     hash helix.sha256 NOT NULL,
-    CONSTRAINT decision_kind_check CHECK ((kind = ANY (ARRAY['duplicate'::text, 'conflict'::text, 'refused'::text, 'erased'::text, 'setting'::text, 'retired'::text, 'audit'::text, 'unnamed'::text])))
+    CONSTRAINT decision_kind_check CHECK ((kind = ANY (ARRAY['duplicate'::text, 'conflict'::text, 'refused'::text, 'erased'::text, 'setting'::text, 'retired'::text, 'audit'::text, 'unnamed'::text, 'identity_erased'::text])))
 );
 
 ALTER TABLE ONLY helix.decision FORCE ROW LEVEL SECURITY;
@@ -16364,9 +16374,9 @@ REVOKE ALL ON FUNCTION helix.find_work(p_ids uuid[], p_lock boolean) FROM PUBLIC
 
 GRANT SELECT,INSERT ON TABLE helix.secret TO helix_engine;
 
--- Name: FUNCTION fingerprint(p_secret helix.secret, p_payload text); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION fingerprint(p_secret helix.secret, p_text text); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.fingerprint(p_secret helix.secret, p_payload text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.fingerprint(p_secret helix.secret, p_text text) FROM PUBLIC;
 
 -- Name: FUNCTION first_record(p_from bigint, p_to bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16503,9 +16513,9 @@ GRANT ALL ON FUNCTION helix.hold_feed_v1(p_tenant text, p_feed text, p_holder te
 
 REVOKE ALL ON FUNCTION helix.idle_lanes(p_limit integer) FROM PUBLIC;
 
--- Name: FUNCTION insert_batches(p_queue helix.queue, p_secret smallint, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.insert_batches(p_queue helix.queue, p_secret smallint, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) FROM PUBLIC;
 
 -- Name: FUNCTION insert_work(p_queue helix.queue, p_actor text, p_now timestamp with time zone, p_place integer[], p_id bigint[], p_lane integer[], p_turn bigint[], p_payload text[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[]); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -297,7 +297,7 @@ RECORDS = {
            values (sha256('eve'), 'a', '{admin}', 60, 'ann', now() + interval '1 h')""",
     ),
     "the secret was replaced": (
-        {"setting_edited", "payload_edited", "fence_request_edited"},
+        {"setting_edited", "payload_edited", "limit_key_edited", "fence_request_edited"},
         "update helix.secret set inner_pad = outer_pad",
     ),
     "the reason of an epoch was edited": (
@@ -390,15 +390,6 @@ RECORDS = {
     "counts of limit keys were emptied": (
         {"held_count_wrong"},
         "truncate helix.key_limit",
-    ),
-    "a limit key was edited in both tables": (
-        MISSED | {"erasing empties both; the row of a key without a lease is deleted"},
-        "update helix.batch set limit_key = 'eve' where id = {COMPLETED}",
-        "update helix.work set limit_key = 'eve' where batch = {COMPLETED}",
-    ),
-    "the identities of all batches were removed": (
-        {"identity_gone"},
-        "update helix.batch set identity = null where identity is not null",
     ),
     "the revision of a tombstone was edited": (
         {"tombstone_edited"},

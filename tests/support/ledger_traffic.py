@@ -226,9 +226,12 @@ def run_traffic(database: Database) -> None:
         completed = settle_every_way(a, operator)
         lose_every_way(a, operator)
         wait_every_way(a, database)
-        # Erased; retired, with entries of retired batches alone, which are archived, and one that
-        # has a live batch as well.
+        # Erased, once with the identity; retired, with entries of retired batches alone, which are
+        # archived, and one that has a live batch as well.
         assert operator.decide("erase", [completed.public_id]) == ["ok"]
+        [named] = a.submit("named", queue="limited", limit_key="sequencer-8")
+        a.complete(a.claim(1, queue="limited"))
+        operator.call("erase_v1", ids=[named], actor="ann", detail="because", identity=True)
         a.submit("o1", "o2", "o3", queue="old")
         a.complete(a.claim(2, queue="old"))
         assert a.rows("select helix.retire_v1('a', 'old', 'COMPLETED', 'infinity')") == [(2,)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _KEY = 33  # bytes of a key: its version and a SHA-256
 _HEAD = _KEY + 32 + 8  # key, fingerprint, time
-_FIELDS = 10  # the number of the batch is the first, the actor and its length are the last
+_FIELDS = 11  # the number of the batch is the first, the actor and its length are the last
 
 
 @dataclass(frozen=True, slots=True)

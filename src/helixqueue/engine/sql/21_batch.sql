@@ -21,6 +21,7 @@ create table helix.batch (
   payload     helix.document,      -- RFC 8785 text; null: erased or retired
   raw         text,                -- as submitted, where that differs from the canonical form
   limit_key   helix.limit_key,
+  limit_print helix.sha256,        -- HMAC-SHA256 of limit_key, made as the fingerprint; it outlives limit_key
   run         bigint,
   run_at      helix.moment,
   expires_at  helix.moment,
@@ -104,9 +105,9 @@ returns bytea language sql stable parallel safe as $$
 $$;
 
 -- HMAC-SHA256 written out (RFC 2104).
-create function helix.fingerprint(p_secret helix.secret, p_payload text) returns bytea
+create function helix.fingerprint(p_secret helix.secret, p_text text) returns bytea
 language sql stable parallel safe as $$
-  select sha256(p_secret.outer_pad || sha256(p_secret.inner_pad || convert_to(p_payload, 'UTF8')))
+  select sha256(p_secret.outer_pad || sha256(p_secret.inner_pad || convert_to(p_text, 'UTF8')))
 $$;
 
 -- Covers what retention leaves of a batch, so that an edit of a tombstone shows.

@@ -142,15 +142,15 @@ create index refusal_age on helix.refusal using brin (position) with (autosummar
 -- The list of a tenant's refused writes, newest first.
 create index refusal_list on helix.refusal (tenant, first_at, batch, number);
 
--- Decisions that changed no state: duplicates, conflicts, refused submissions, erasures, settings, retirements,
--- batches stored without identity (`unnamed`), and changes of audited rows (89_audit.sql; `queue` then names the table).
+-- Decisions that changed no state: duplicates, conflicts, refused submissions, erasures (also of the identity),
+-- settings, retirements, batches stored without identity (`unnamed`), and changes of audited rows (89_audit.sql; `queue` then names the table).
 -- *new* needs no row here, it is the first step.
 create table helix.decision (
   id       bigint generated always as identity primary key,
   at       timestamptz not null default clock_timestamp(),
   batch    bigint,
   kind     text not null check (kind in ('duplicate', 'conflict', 'refused', 'erased', 'setting', 'retired',
-                                         'audit', 'unnamed')),
+                                         'audit', 'unnamed', 'identity_erased')),
   tenant   helix.tenant_name not null,
   queue    text not null,
   actor    text not null,

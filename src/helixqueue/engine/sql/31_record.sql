@@ -331,6 +331,7 @@ begin
     = (old.id, old.created_at, old.queue, old.class, old.secret, old.priority, old.key, old.fingerprint,
        old.actor)
     and new.revision in ('', old.revision)
+    and new.limit_print is not distinct from old.limit_print
     and new.run is not distinct from old.run and new.run_at is not distinct from old.run_at
     and new.expires_at is not distinct from old.expires_at
     and (new.identity is null or new.identity = old.identity)

@@ -244,7 +244,7 @@ begin
     perform helix.current_epoch();   -- Where the timeline changed, the sequence moves ahead first.
     v_id := array(select nextval('helix.batch_id') from generate_series(1, cardinality(p_payload)));
     v_place := helix.insert_batches(
-      v_queue, v_secret.id, p_actor, v_now, v_key, v_id, v_print, p_identity, p_payload, p_raw, p_revision,
+      v_queue, v_secret, p_actor, v_now, v_key, v_id, v_print, p_identity, p_payload, p_raw, p_revision,
       p_priority, p_run_at, p_expires_at, p_limit_key, v_class);
   end if;
 
@@ -280,7 +280,7 @@ $$;
 -- for each other in one direction. Of equal keys in one call the first place counts. Returns the places
 -- that won, ascending.
 create function helix.insert_batches(
-  p_queue helix.queue, p_secret smallint, p_actor text, p_now timestamptz, p_key bytea[], p_id bigint[],
+  p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamptz, p_key bytea[], p_id bigint[],
   p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[],
   p_priority smallint[], p_run_at timestamptz[], p_expires_at timestamptz[], p_limit_key text[],
   p_class integer[]
@@ -301,20 +301,24 @@ begin
   -- and writes more to the log.
   begin
     insert into helix.batch (id, created_at, run_at, expires_at, queue, class, secret, priority, key,
-                             fingerprint, actor, revision, identity, raw, limit_key, payload)
+                             fingerprint, actor, revision, identity, raw, limit_key, limit_print,
+                             payload)
     select p_id[n], p_now, p_run_at[n], p_expires_at[n], p_queue.id, coalesce(p_class[n], p_queue.class),
-           p_secret, coalesce(p_priority[n], 5), p_key[n], p_print[n], p_actor,
+           p_secret.id, coalesce(p_priority[n], 5), p_key[n], p_print[n], p_actor,
            coalesce(p_revision[n], ''), p_identity[n], nullif(p_raw[n], p_identity[n]), p_limit_key[n],
+           case when p_limit_key[n] is not null then helix.fingerprint(p_secret, p_limit_key[n]) end,
            p_payload[n]::json
     from unnest(v_first) n;
     return array(select n from unnest(v_first) n order by n);
   exception when unique_violation then
     with won as (
       insert into helix.batch as b (id, created_at, run_at, expires_at, queue, class, secret, priority, key,
-                                    fingerprint, actor, revision, identity, raw, limit_key, payload)
+                                    fingerprint, actor, revision, identity, raw, limit_key, limit_print,
+                                    payload)
       select p_id[n], p_now, p_run_at[n], p_expires_at[n], p_queue.id, coalesce(p_class[n], p_queue.class),
-             p_secret, coalesce(p_priority[n], 5), p_key[n], p_print[n], p_actor,
+             p_secret.id, coalesce(p_priority[n], 5), p_key[n], p_print[n], p_actor,
              coalesce(p_revision[n], ''), p_identity[n], nullif(p_raw[n], p_identity[n]), p_limit_key[n],
+             case when p_limit_key[n] is not null then helix.fingerprint(p_secret, p_limit_key[n]) end,
              p_payload[n]::json
       from unnest(v_first) n
       on conflict do nothing

@@ -253,8 +253,12 @@ begin
   perform helix.link_fence(v_mine);
   perform helix.empty_letters(v_mine);
   insert into helix.decision (tenant, queue, kind, batch, actor, detail)
-  select q.tenant, q.name, 'erased', b.id, helix.actor_of(p_actor), p_detail
-  from helix.batch b join helix.queue q on q.id = b.queue where b.id = any (v_done);
+  select q.tenant, q.name, k.kind, b.id, helix.actor_of(p_actor), p_detail
+  from helix.batch b join helix.queue q on q.id = b.queue
+  -- By the second record, `check` knows an identity that was erased from one that was removed.
+  cross join (values ('erased', true), ('identity_erased', p_identity)) as k (kind, is_made)
+  where b.id = any (v_done) and k.is_made
+  order by b.id, k.kind;
   return query
     select given.id,
            case when l.batch is null then 'refused'

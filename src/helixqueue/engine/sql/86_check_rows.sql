@@ -13,7 +13,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
     group by q.id
   ),
   erased as (select distinct d.batch from helix.decision d where d.kind = 'erased'),
-  unnamed as (select distinct d.batch from helix.decision d where d.kind = 'unnamed'),
+  unnamed as (select distinct d.batch from helix.decision d where d.kind in ('unnamed', 'identity_erased')),
   compared as (
     select coalesce(b.id, w.batch) as batch, q.tenant, q.name as queue, w.state, w.version, w.attempt,
            w.actor, w.deadline, w.lane, a.most,
@@ -32,8 +32,8 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
              and b.key <> helix.derive_key(q.tenant, q.name, b.identity, b.revision) as other_key,
            b.id is not null and b.payload is null and b.retired_at is null and erased.batch is null
              as payload_gone,
-           b.id is not null and b.identity is null and b.retired_at is null and erased.batch is null
-             and unnamed.batch is null as identity_gone,
+           b.id is not null and b.identity is null and b.retired_at is null and unnamed.batch is null
+             as identity_gone,
            w.queue <> b.queue as other_queue,
            w.batch is not null and b.id is not null and q.id is not null
              and (l.queue, l.class, l.priority) is distinct from (q.name, b.class, b.priority::smallint)

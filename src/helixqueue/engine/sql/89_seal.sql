@@ -14,14 +14,14 @@ create type helix.seal_page as (
   asked  bytea     -- entries: SHA-256 of what the submitted batches asked; null: none, or archived
 );
 
--- What was asked, without the columns that erasing and retention empty; key and fingerprint cover those.
+-- What was asked, without the columns that erasing and retention empty; key, fingerprint and limit_print cover those.
 create function helix.asked_bytes(p_batch helix.batch) returns bytea
 language sql stable parallel safe as $$
   select p_batch.key || p_batch.fingerprint || timestamptz_send(p_batch.created_at)
          || convert_to(concat_ws('>', p_batch.id, p_batch.queue, p_batch.class, p_batch.secret, p_batch.priority,
               coalesce(p_batch.run::text, ''), coalesce(extract(epoch from p_batch.run_at)::text, ''),
-              coalesce(extract(epoch from p_batch.expires_at)::text, ''), octet_length(p_batch.actor),
-              p_batch.actor), 'UTF8')
+              coalesce(extract(epoch from p_batch.expires_at)::text, ''),
+              coalesce(encode(p_batch.limit_print, 'hex'), ''), octet_length(p_batch.actor), p_batch.actor), 'UTF8')
 $$;
 
 -- The position up to which a seal can be made now: every transaction below it is over.
