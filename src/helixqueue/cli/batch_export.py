@@ -20,7 +20,7 @@ import typer
 
 from helixqueue.cli import connection, options, pages, shapes, show
 from helixqueue.cli.command import command
-from helixqueue.cli.derived_commands import parameters_of
+from helixqueue.cli.derived_commands import current, parameters_of
 from helixqueue.cli.operation import Runner
 from helixqueue.cli.options import option
 from helixqueue.engine import reads
@@ -86,6 +86,7 @@ def _export(
     with connection.open_target() as target:
         keys = None if out is None else public_keys(target)
         ask = Runner(target, tenant, every_tenant=True)
+        filters = current(filters)
         rows = pages.read_all(
             lambda **page: ask(lambda operations: list_batches(operations, **filters, **page))
         )

@@ -25,7 +25,7 @@ from typing import (
 
 import typer
 
-from helixqueue.cli import connection, operation, options, pages, shapes, show, times
+from helixqueue.cli import connection, operation, options, pages, shapes, show, times, watch
 from helixqueue.cli.command import command
 from helixqueue.operations.operation import UNCHANGED
 from helixqueue.records.page import Page
@@ -46,7 +46,7 @@ OPTIONS: Final[tuple[tuple[Any, Any], ...]] = (
 # Type, parser and more help of options, by their metavar.
 PARSERS: Final[dict[str | None, tuple[Any, Callable[[str], Any], str]]] = {
     "DURATION": (float, times.span, ""),
-    "TIME": (datetime, times.moment, f" Times are written {options.TIME_HELP}."),
+    "TIME": (datetime, times.each_moment, f" Times are written {options.TIME_HELP}."),
 }
 
 
@@ -79,18 +79,31 @@ def verb(
             tenant: str | None,
             as_json: bool,
             actor: str | None = None,
+            watch_seconds: float | None = None,
             **values: Any,  # noqa: ANN401
         ) -> None:
-            named = {key: value for key, value in values.items() if value is not None}
-            with connection.open_target() as target:
+            def reader(target: connection.Target) -> Callable[[], Any]:
                 ask = operation.Runner(target, tenant, actor, every_tenant=every_tenant)
-                answer = _read(declared, named, ask, instead or declared)
+                return partial(read_and_show, ask)
+
+            def read_and_show(ask: operation.Runner) -> Any:  # noqa: ANN401
+                now = current(values)
+                named = {name: value for name, value in now.items() if value is not None}
+                answer = _read(declared, dict(named), ask, instead or declared)
                 if as_json:
                     show.as_json(shapes.plain(answer))
                 else:
-                    known = values | {"ask": ask}
+                    known = now | {"ask": ask}
                     wanted = named if takes_all else {item.name: known[item.name] for item in also}
                     show_answer(answer, **wanted)
+                if watch_seconds is not None and isinstance(answer, Page) and answer.next:
+                    show.progress("more rows: raise --limit")
+                return answer
+
+            if watch_seconds is not None:
+                watch.watch(watch_seconds, reader, as_json=as_json)
+            with connection.open_target() as target:
+                answer = reader(target)()
             if isinstance(answer, Page):
                 pages.print_next(answer.next)
             if code := refused(answer):
@@ -102,6 +115,11 @@ def verb(
         return show_answer
 
     return decorate
+
+
+def current(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of options; relative times such as `5m` are relative to now."""
+    return {name: value() if callable(value) else value for name, value in values.items()}
 
 
 def _read(
@@ -127,6 +145,8 @@ def _signature(declared: Operation[..., Any], more: Mapping[str, Any]) -> inspec
     shared: dict[str, tuple[Any, Any]] = {}
     if declared.method != "GET":
         shared["actor"] = (options.Actor, None)
+    elif get_origin(declared.answer) is Page:
+        shared["watch_seconds"] = (watch.Watch, None)
     shared |= {"tenant": (options.Tenant, None), "as_json": (options.AsJson, False)}
     found += [_keyword(name, kind, default) for name, (kind, default) in shared.items()]
     return inspect.Signature(found)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _SPAN = re.compile(r"(\+?)(\d{1,6})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -23,6 +28,12 @@ def moment(text: str) -> datetime:
             "expected a time such as 2026-03-01T08:00, 2h (two hours ago) or +2h (in two hours), "
             f"got {text[:80]!a}"
         ) from None
+
+
+def each_moment(text: str) -> Callable[[], datetime]:
+    """What returns the time, and for a relative one another at each call."""
+    moment(text)
+    return partial(moment, text)
 
 
 def span(text: str) -> float:
