@@ -577,8 +577,8 @@ CREATE FUNCTION helix.actor_of(p_actor text) RETURNS text
     AS $$
   -- Bounded: every row that an actor writes carries the name.
   select (case when p_actor is null or p_actor = session_user then session_user::text
-               when pg_has_role(session_user, 'helix_delegate', 'member')
-                    or pg_has_role(session_user, 'helix_operator', 'member')
+               when pg_has_role(session_user, 'helix_delegate', 'usage')
+                    or pg_has_role(session_user, 'helix_operator', 'usage')
                     or starts_with(p_actor, session_user || '/') then p_actor
                else session_user || '/' || p_actor end)::helix.short_text
 $$;
@@ -1351,7 +1351,7 @@ declare
   v_trigger record;
 begin
   perform helix.enter();
-  if not pg_has_role(session_user, 'helix_operator', 'member') then
+  if not pg_has_role(session_user, 'helix_operator', 'usage') then
     return;
   end if;
   for v_trigger in
@@ -3055,7 +3055,7 @@ CREATE FUNCTION helix.demand_every_tenant() RETURNS void
     LANGUAGE plpgsql
     AS $$
 begin
-  if not pg_has_role(session_user, 'helix_operator', 'member')
+  if not pg_has_role(session_user, 'helix_operator', 'usage')
      and not exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*')
   then
     raise exception using errcode = 'insufficient_privilege',
@@ -3109,12 +3109,12 @@ CREATE FUNCTION helix.demand_token_admin(p_tenant text, p_scopes text[] DEFAULT 
     LANGUAGE plpgsql
     AS $$
 begin
-  if not pg_has_role(session_user, 'helix_operator', 'member') and not helix.is_service_for(p_tenant) then
+  if not pg_has_role(session_user, 'helix_operator', 'usage') and not helix.is_service_for(p_tenant) then
     raise exception using errcode = 'insufficient_privilege',
       message = format('role %s may not give or take tokens of tenant %s', session_user, p_tenant),
       hint = 'A login with helix_operator may, and over HTTP a token with the scope admin.';
   end if;
-  if p_scopes && '{metrics,seal}' and not pg_has_role(session_user, 'helix_operator', 'member') then
+  if p_scopes && '{metrics,seal}' and not pg_has_role(session_user, 'helix_operator', 'usage') then
     raise exception using errcode = 'insufficient_privilege',
       message = 'only an operator may give tokens with the scopes metrics and seal: they cover all tenants',
       hint = 'Use a login with helix_operator.';
@@ -4977,7 +4977,7 @@ ALTER FUNCTION helix.is_same_name(p_actor text, p_worker text) OWNER TO helix_en
 CREATE FUNCTION helix.is_service_for(p_tenant text) RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
-  select not pg_has_role(session_user, 'helix_operator', 'member')
+  select not pg_has_role(session_user, 'helix_operator', 'usage')
      and coalesce(bool_and(b.by_setting) and bool_or(b.tenant in ('*', p_tenant)), false)
   from helix.role_tenant b where b.role = session_user
 $$;
@@ -6863,7 +6863,7 @@ CREATE FUNCTION helix.read_can_serve_v1() RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-  select coalesce(bool_and(b.by_setting), false) and not pg_has_role(session_user, 'helix_operator', 'member')
+  select coalesce(bool_and(b.by_setting), false) and not pg_has_role(session_user, 'helix_operator', 'usage')
   from helix.role_tenant b where b.role = session_user
 $$;
 
@@ -7786,7 +7786,7 @@ CREATE FUNCTION helix.read_check_settings() RETURNS SETOF helix.violation
                         else 'edited' end)
   from (select distinct on (d.queue, d.detail::jsonb -> 'key') d.queue as name, d.detail::jsonb -> 'key' as key,
                d.detail::jsonb ->> 'digest' as digest
-        from helix.decision d where d.kind = 'audit' and pg_has_role(session_user, 'helix_operator', 'member')
+        from helix.decision d where d.kind = 'audit' and pg_has_role(session_user, 'helix_operator', 'usage')
         order by d.queue, d.detail::jsonb -> 'key', d.id desc) d
   full join helix.audited_rows() r on r.name = d.name and r.key = d.key
   where d.digest is distinct from r.digest
@@ -8140,7 +8140,7 @@ CREATE FUNCTION helix.read_duties_v1() RETURNS TABLE(duty text, every_seconds do
     AS $$
 #variable_conflict use_column
 declare
-  v_all boolean := pg_has_role(session_user, 'helix_operator', 'member')
+  v_all boolean := pg_has_role(session_user, 'helix_operator', 'usage')
                    or exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*');
 begin
   return query
@@ -8420,8 +8420,8 @@ ALTER FUNCTION helix.read_fence_tenants(p_tenant text) OWNER TO helix_reader;
 CREATE FUNCTION helix.sees_payloads() RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
-  select pg_has_role(session_user, 'helix_payloads', 'member')
-      or pg_has_role(session_user, 'helix_operator', 'member')
+  select pg_has_role(session_user, 'helix_payloads', 'usage')
+      or pg_has_role(session_user, 'helix_operator', 'usage')
 $$;
 
 ALTER FUNCTION helix.sees_payloads() OWNER TO helix_engine;
@@ -9755,12 +9755,12 @@ CREATE FUNCTION helix.read_tenants_v1() RETURNS SETOF text
     AS $$
   select t.tenant from helix.role_tenant t
   where t.role = session_user and not t.by_setting
-    and not pg_has_role(session_user, 'helix_operator', 'member')
+    and not pg_has_role(session_user, 'helix_operator', 'usage')
     and (t.tenant = '*' or not exists (select from helix.role_tenant a
                                        where a.role = session_user and a.tenant = '*'
                                          and not a.by_setting))
   union all
-  select '*' where pg_has_role(session_user, 'helix_operator', 'member')
+  select '*' where pg_has_role(session_user, 'helix_operator', 'usage')
   order by 1
 $$;
 
@@ -11273,7 +11273,7 @@ declare
   v_code  text;
 begin
   perform helix.enter();
-  if not pg_has_role(session_user, 'helix_operator', 'member')
+  if not pg_has_role(session_user, 'helix_operator', 'usage')
      and not exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*')
   then
     raise exception using errcode = 'insufficient_privilege',
@@ -11570,7 +11570,7 @@ declare
   -- in the setting. One array without an aggregate: every call determines its tenants.
   v_bound text[];
 begin
-  if pg_has_role(session_user, 'helix_operator', 'member') then
+  if pg_has_role(session_user, 'helix_operator', 'usage') then
     return null;
   end if;
   v_bound := array(select case when bound.by_setting then '=' else '' end || bound.tenant
@@ -15382,11 +15382,11 @@ CREATE POLICY operator ON helix.worker_day FOR SELECT TO helix_operator USING (t
 
 -- Name: role_tenant operators_bind; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY operators_bind ON helix.role_tenant TO helix_engine USING (pg_has_role(SESSION_USER, 'helix_operator'::name, 'member'::text));
+CREATE POLICY operators_bind ON helix.role_tenant TO helix_engine USING (pg_has_role(SESSION_USER, 'helix_operator'::name, 'usage'::text));
 
 -- Name: role_tenant own_bindings; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY own_bindings ON helix.role_tenant FOR SELECT TO helix_engine, helix_reader, helix_operator USING (((role = SESSION_USER) OR pg_has_role(SESSION_USER, 'helix_operator'::name, 'member'::text)));
+CREATE POLICY own_bindings ON helix.role_tenant FOR SELECT TO helix_engine, helix_reader, helix_operator USING (((role = SESSION_USER) OR pg_has_role(SESSION_USER, 'helix_operator'::name, 'usage'::text)));
 
 -- Name: queue; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -15494,7 +15494,7 @@ CREATE POLICY reader ON helix.refusal FOR SELECT TO helix_reader USING (COALESCE
 
 -- Name: requirement_class reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY reader ON helix.requirement_class FOR SELECT TO helix_reader USING ((pg_has_role(SESSION_USER, 'helix_operator'::name, 'member'::text) OR (EXISTS ( SELECT
+CREATE POLICY reader ON helix.requirement_class FOR SELECT TO helix_reader USING ((pg_has_role(SESSION_USER, 'helix_operator'::name, 'usage'::text) OR (EXISTS ( SELECT
    FROM helix.queue q
   WHERE (q.class = requirement_class.id)))));
 

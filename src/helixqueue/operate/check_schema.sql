@@ -77,17 +77,25 @@ from differing d where d.kind not in ('trigger', 'policy', 'function grant');
 
 -- name: role_member
 -- promise: G3
--- means: A role that is neither a superuser nor the owner of this database may act as a role of the engine, or
---        a role of the engine may act as another role: it can create functions that the guards let through. Or a
---        login of clients has a role of the server, such as pg_read_all_data, that passes by the functions.
--- action: revoke the membership.
+-- means: A role that is neither a superuser nor allowed to create schemas in this database may act as a role of
+--        the engine, or a role of the engine may act as another role: it can create functions that the guards let
+--        through. Or a login of clients has a role of the server, such as pg_read_all_data, that passes by the
+--        functions.
+-- action: revoke the membership. A login that migrates keeps it: the owner of the database grants it CREATE on
+--         the database.
 select r.rolname as role, m.rolname as member
 from pg_auth_members a
 join pg_roles r on r.oid = a.roleid
 join pg_roles m on m.oid = a.member
 where r.rolname in ('helix_owner', 'helix_engine', 'helix_reader')
       and not m.rolsuper
-      and m.oid <> (select d.datdba from pg_database d where d.datname = current_database())
+      -- Since PostgreSQL 16 the creator of a role may grant it, which does not let it act as the role.
+      and (coalesce(to_jsonb(a) ->> 'set_option', 'true') = 'true' or to_jsonb(a) ->> 'inherit_option' = 'true')
+      -- A login that migrates, by a grant to itself.
+      and not exists (select from pg_database d
+                      cross join aclexplode(coalesce(d.datacl, acldefault('d', d.datdba))) acl
+                      where d.datname = current_database() and acl.grantee = m.oid
+                        and acl.privilege_type = 'CREATE')
    or m.rolname ~ '^helix_(owner|engine|reader|submit|work|read|payloads|operate|admin|intake|delegate|operator)$'
 union all
 -- A login of clients that may read or write all tables, or files and programs of the server.
@@ -98,7 +106,7 @@ join pg_roles p on p.rolname in ('pg_read_all_data', 'pg_write_all_data', 'pg_ma
 where m.rolcanlogin and not m.rolsuper and pg_has_role(m.oid, p.oid, 'member')
   and exists (select from pg_roles c
               where c.rolname ~ '^helix_(submit|work|read|payloads|operate|admin|intake|delegate)$'
-                and pg_has_role(m.oid, c.oid, 'member'));
+                and pg_has_role(m.oid, c.oid, 'usage'));
 
 -- name: function_tampered
 -- promise: G3

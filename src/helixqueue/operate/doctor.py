@@ -139,21 +139,23 @@ def _standbys(queries: DoctorQueries) -> Finding:
 
 def _role(queries: DoctorQueries) -> Finding:
     role = queries.row("role")
+    # The owner of a database has no right on the objects of other roles in it.
+    owns = "owner of the database" if role["owns_database"] else "owns nothing"
     powers = [
         words
         for has, words in (
             (role["superuser"], "superuser"),
             (role["bypassrls"], "BYPASSRLS"),
             (role["owner_by"], f"member of {role['owner_by']}"),
-            (role["owns_database"] and not role["superuser"], "owner of the database"),
+            (role["owner_by"] and role["owns_database"], "owner of the database"),
         )
         if has
     ]
     return finding_of(
         verdict="bad" if powers else "ok",
-        found=f"{role['name']}: {', '.join(powers) or 'owns nothing, bound by row-level security'}",
-        right="a login role without these rights",
-        remedy="use another role: create role app login; grant helix_submit to app;",
+        found=f"{role['name']}: {', '.join(powers) or f'{owns}, bound by row-level security'}",
+        right="a login that is neither superuser nor BYPASSRLS nor member of helix_owner",
+        remedy="connect programs with another login than the one that migrates",
     )
 
 

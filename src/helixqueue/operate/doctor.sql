@@ -27,7 +27,12 @@ select session_user as name, r.rolsuper as superuser, r.rolbypassrls as bypassrl
        (select o.rolname
         from unnest(array['helix_owner', 'helix_engine', 'helix_reader']::name[]) as o (rolname)
         where exists (select from pg_roles p where p.rolname = o.rolname
-                      and not r.rolsuper and pg_has_role(r.oid, p.oid, 'member')) limit 1) as owner_by,
+                      and not r.rolsuper
+                      -- Since PostgreSQL 16 a member that may only grant the role does not act as it.
+                      and case when current_setting('server_version_num')::integer < 160000
+                               then pg_has_role(r.oid, p.oid, 'member')
+                               else pg_has_role(r.oid, p.oid, 'usage') or pg_has_role(r.oid, p.oid, 'set') end)
+        limit 1) as owner_by,
        (select pg_has_role(r.oid, d.datdba, 'usage') from pg_database d
         where d.datname = current_database()) as owns_database
 from pg_roles r where r.rolname = session_user;
@@ -37,7 +42,7 @@ select array(select p.rolname::text
              from unnest(array['helix_submit', 'helix_work', 'helix_read', 'helix_payloads', 'helix_operate',
                                'helix_admin', 'helix_intake', 'helix_delegate', 'helix_operator']) with ordinality
                as known (name, place)
-             join pg_roles p on p.rolname = known.name and pg_has_role(session_user, p.oid, 'member')
+             join pg_roles p on p.rolname = known.name and pg_has_role(session_user, p.oid, 'usage')
              order by known.place) as roles;
 
 -- name: bindings

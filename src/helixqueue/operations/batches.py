@@ -134,10 +134,19 @@ class Operations:
             for name, value in named.items()
             if row is None or not _equal(getattr(row, name), value)
         }
-        if row is None or wanted:
+        if row is not None and not wanted:
+            return row
+        try:
             # Refuses another profile, unless the queue is empty.
-            row = yield from queues.set_queue(self, queue.name, reason=queues.DECLARED, **wanted)
-        return row
+            return (
+                yield from queues.set_queue(self, queue.name, reason=queues.DECLARED, **wanted)
+            )
+        except NotPermitted as denied:
+            found = "does not exist" if row is None else f"has other settings ({_few(row, wanted)})"
+            raise NotPermitted(
+                f"queue {queue.name} is declared, {found}, and was not set: {denied}; or a login "
+                f"with that right runs `helixq queue set {queue.name} --reason ...`"
+            ) from denied
 
     def _find(self, name: str, *, create: bool) -> Instructions[QueueRow]:
         row = yield from self.find_queue(name)
@@ -287,6 +296,14 @@ class Operations:
                     worker,
                 )
         return answers
+
+
+def _few(stored: QueueRow, declared: Mapping[str, Any]) -> str:
+    """The settings that differ; schemas only by name."""
+    return ", ".join(
+        name if name.endswith("_schema") else f"{name} {getattr(stored, name)!r}, not {value!r}"
+        for name, value in declared.items()
+    )
 
 
 def _equal(stored: object, named: object) -> bool:

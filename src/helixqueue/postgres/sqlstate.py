@@ -7,7 +7,9 @@ recognised by class name and attributes: the libraries may not be installed.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 
@@ -53,6 +55,7 @@ _BY_STATE: dict[str, Callable[[str], HelixError]] = {
 
 # No schema helix, no such function, table or column.
 _MISSING_OBJECT = ("3F000", "42883", "42P01", "42703")
+_SCOPES_OF: Final = re.compile(r"^ +\('(\w+_v1)', +'([^']+)'\)", re.MULTILINE)
 # Class 08 is the connection, 53 resources, 57P a server that stops.
 _UNREACHABLE = ("08", "53", "57P")
 
@@ -113,10 +116,25 @@ def _grant(text: str) -> str:
     """The remedy for a denial by the server; the engine's own functions include theirs."""
     if not text.startswith("permission denied"):
         return ""
+    named = re.fullmatch(r"permission denied for function (\w+)", text)
+    scopes = "" if named is None else _scopes().get(named[1], "")
+    if scopes and scopes not in ("any", "operator"):
+        roles = [f"helix_{scope}" for scope in scopes.split()]
+        return (
+            f"; this login lacks {' or '.join(roles)}: an administrator runs "
+            f"`grant {roles[0]} to LOGIN`"
+        )
     return (
         "; use a role that was granted the scope of this call, such as helix_submit or helix_work "
         "(programs), or helix_operator (administration)"
     )
+
+
+@cache
+def _scopes() -> dict[str, str]:
+    """The scopes of each function, from the list at the end of 99_grants.sql."""
+    grants = (files("helixqueue.engine") / "sql" / "99_grants.sql").read_text(encoding="utf-8")
+    return dict(_SCOPES_OF.findall(grants))
 
 
 def _driver_error(error: BaseException) -> BaseException:

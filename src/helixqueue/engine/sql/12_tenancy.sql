@@ -26,7 +26,7 @@ declare
   -- in the setting. One array without an aggregate: every call determines its tenants.
   v_bound text[];
 begin
-  if pg_has_role(session_user, 'helix_operator', 'member') then
+  if pg_has_role(session_user, 'helix_operator', 'usage') then
     return null;
   end if;
   v_bound := array(select case when bound.by_setting then '=' else '' end || bound.tenant
@@ -103,8 +103,8 @@ create function helix.actor_of(p_actor text) returns text
 language sql stable as $$
   -- Bounded: every row that an actor writes carries the name.
   select (case when p_actor is null or p_actor = session_user then session_user::text
-               when pg_has_role(session_user, 'helix_delegate', 'member')
-                    or pg_has_role(session_user, 'helix_operator', 'member')
+               when pg_has_role(session_user, 'helix_delegate', 'usage')
+                    or pg_has_role(session_user, 'helix_operator', 'usage')
                     or starts_with(p_actor, session_user || '/') then p_actor
                else session_user || '/' || p_actor end)::helix.short_text
 $$;
@@ -129,8 +129,8 @@ $$;
 -- that it may not see.
 create function helix.sees_payloads() returns boolean
 language sql stable as $$
-  select pg_has_role(session_user, 'helix_payloads', 'member')
-      or pg_has_role(session_user, 'helix_operator', 'member')
+  select pg_has_role(session_user, 'helix_payloads', 'usage')
+      or pg_has_role(session_user, 'helix_operator', 'usage')
 $$;
 
 -- A read that is asked for payloads or results refuses a login that may not see them: null would mean "erased".
@@ -182,6 +182,6 @@ $$;
 alter table helix.role_tenant enable row level security;
 alter table helix.role_tenant force row level security;
 create policy own_bindings on helix.role_tenant for select to helix_engine, helix_reader, helix_operator
-  using (role = session_user or pg_has_role(session_user, 'helix_operator', 'member'));
+  using (role = session_user or pg_has_role(session_user, 'helix_operator', 'usage'));
 create policy operators_bind on helix.role_tenant for all to helix_engine
-  using (pg_has_role(session_user, 'helix_operator', 'member'));
+  using (pg_has_role(session_user, 'helix_operator', 'usage'));

@@ -76,7 +76,7 @@ declare
   v_trigger record;
 begin
   perform helix.enter();
-  if not pg_has_role(session_user, 'helix_operator', 'member') then
+  if not pg_has_role(session_user, 'helix_operator', 'usage') then
     return;
   end if;
   for v_trigger in
@@ -122,7 +122,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
                         else 'edited' end)
   from (select distinct on (d.queue, d.detail::jsonb -> 'key') d.queue as name, d.detail::jsonb -> 'key' as key,
                d.detail::jsonb ->> 'digest' as digest
-        from helix.decision d where d.kind = 'audit' and pg_has_role(session_user, 'helix_operator', 'member')
+        from helix.decision d where d.kind = 'audit' and pg_has_role(session_user, 'helix_operator', 'usage')
         order by d.queue, d.detail::jsonb -> 'key', d.id desc) d
   full join helix.audited_rows() r on r.name = d.name and r.key = d.key
   where d.digest is distinct from r.digest

@@ -43,7 +43,7 @@ $$;
 create function helix.demand_every_tenant() returns void
 language plpgsql as $$
 begin
-  if not pg_has_role(session_user, 'helix_operator', 'member')
+  if not pg_has_role(session_user, 'helix_operator', 'usage')
      and not exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*')
   then
     raise exception using errcode = 'insufficient_privilege',

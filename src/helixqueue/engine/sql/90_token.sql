@@ -39,7 +39,7 @@ $$;
 -- transaction. With a login that sees more, every bug of the service would be a leak.
 create function helix.is_service_for(p_tenant text) returns boolean
 language sql stable as $$
-  select not pg_has_role(session_user, 'helix_operator', 'member')
+  select not pg_has_role(session_user, 'helix_operator', 'usage')
      and coalesce(bool_and(b.by_setting) and bool_or(b.tenant in ('*', p_tenant)), false)
   from helix.role_tenant b where b.role = session_user
 $$;
@@ -49,12 +49,12 @@ $$;
 create function helix.demand_token_admin(p_tenant text, p_scopes text[] default null) returns void
 language plpgsql as $$
 begin
-  if not pg_has_role(session_user, 'helix_operator', 'member') and not helix.is_service_for(p_tenant) then
+  if not pg_has_role(session_user, 'helix_operator', 'usage') and not helix.is_service_for(p_tenant) then
     raise exception using errcode = 'insufficient_privilege',
       message = format('role %s may not give or take tokens of tenant %s', session_user, p_tenant),
       hint = 'A login with helix_operator may, and over HTTP a token with the scope admin.';
   end if;
-  if p_scopes && '{metrics,seal}' and not pg_has_role(session_user, 'helix_operator', 'member') then
+  if p_scopes && '{metrics,seal}' and not pg_has_role(session_user, 'helix_operator', 'usage') then
     raise exception using errcode = 'insufficient_privilege',
       message = 'only an operator may give tokens with the scopes metrics and seal: they cover all tenants',
       hint = 'Use a login with helix_operator.';

@@ -311,11 +311,11 @@ create function helix.read_tenants_v1() returns setof text
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select t.tenant from helix.role_tenant t
   where t.role = session_user and not t.by_setting
-    and not pg_has_role(session_user, 'helix_operator', 'member')
+    and not pg_has_role(session_user, 'helix_operator', 'usage')
     and (t.tenant = '*' or not exists (select from helix.role_tenant a
                                        where a.role = session_user and a.tenant = '*'
                                          and not a.by_setting))
   union all
-  select '*' where pg_has_role(session_user, 'helix_operator', 'member')
+  select '*' where pg_has_role(session_user, 'helix_operator', 'usage')
   order by 1
 $$;

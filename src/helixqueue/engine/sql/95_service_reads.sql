@@ -92,7 +92,7 @@ $$;
 -- transaction to the tenant that it names.
 create function helix.read_can_serve_v1() returns boolean
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-  select coalesce(bool_and(b.by_setting), false) and not pg_has_role(session_user, 'helix_operator', 'member')
+  select coalesce(bool_and(b.by_setting), false) and not pg_has_role(session_user, 'helix_operator', 'usage')
   from helix.role_tenant b where b.role = session_user
 $$;
 
@@ -106,7 +106,7 @@ returns table (
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-  v_all boolean := pg_has_role(session_user, 'helix_operator', 'member')
+  v_all boolean := pg_has_role(session_user, 'helix_operator', 'usage')
                    or exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*');
 begin
   return query

@@ -16,7 +16,7 @@ alter table helix.requirement_class force row level security;
 create policy engine on helix.requirement_class for all to helix_engine using (true);
 create policy operator on helix.requirement_class for select to helix_operator using (true);
 create policy reader on helix.requirement_class for select to helix_reader
-  using (pg_has_role(session_user, 'helix_operator', 'member')
+  using (pg_has_role(session_user, 'helix_operator', 'usage')
          or exists (select from helix.queue q where q.class = requirement_class.id));
 
 -- Changing an owner requires CREATE on the schema for the new owner, for this moment only.
