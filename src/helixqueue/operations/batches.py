@@ -138,9 +138,7 @@ class Operations:
             return row
         try:
             # Refuses another profile, unless the queue is empty.
-            return (
-                yield from queues.set_queue(self, queue.name, reason=queues.DECLARED, **wanted)
-            )
+            return (yield from queues.set_queue(self, queue.name, reason=queues.DECLARED, **wanted))
         except NotPermitted as denied:
             found = "does not exist" if row is None else f"has other settings ({_few(row, wanted)})"
             raise NotPermitted(
