@@ -6027,6 +6027,7 @@ CREATE FUNCTION helix.note_check_v1(p_tenant text, p_actor text, p_seconds doubl
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 begin
   perform helix.enter_for(p_tenant);
@@ -9816,9 +9817,11 @@ begin
         and coalesce(w.free -> 'health' -> 'queues' ? p_queue, true)
       limit 1000
     ),
-    queue as (select q.id from helix.queue q where q.tenant = p_tenant and q.name = p_queue),
+    queue as (select q.id, q.paused from helix.queue q where q.tenant = p_tenant and q.name = p_queue),
     page as materialized (
-      select w.batch, w.changed_at, w.attempt, w.cause, w.due, w.version
+      -- A claim parks the batches of a paused queue, so until then they have no cause.
+      select w.batch, w.changed_at, w.attempt, case when q.paused then 'paused' else w.cause end as cause, w.due,
+             w.version
       from queue q
       cross join lateral (
         (select w.batch, w.changed_at, w.attempt, w.cause, w.due, w.version

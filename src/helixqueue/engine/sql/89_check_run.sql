@@ -16,9 +16,10 @@ begin
 end
 $$;
 
+-- Stores a run, and removes the runs before the newest hundred of its tenant.
 create function helix.note_check_v1(p_tenant text, p_actor text, p_seconds double precision, p_results text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off as $$
+set enable_seqscan = off set jit = off as $$
 begin
   perform helix.enter_for(p_tenant);
   insert into helix.check_run (tenant, actor, seconds, results)
