@@ -104,35 +104,55 @@ def _family(
 def _counter_families(counters: CounterSnapshot) -> Iterable[Metric]:
     surface, fence = "surface", "fence"
     yield _family(
-        "Counter", "helix_fence_decisions", "Fenced calls by decision.", (surface, fence, "decision"),
+        "Counter",
+        "helix_fence_decisions",
+        "Fenced calls by decision.",
+        (surface, fence, "decision"),
         sorted(counters.decisions.items()),
-    )  # fmt: skip
+    )
     yield _family(
-        "Counter", "helix_fence_retaken", "Effects started by a second or later attempt.", (surface, fence),
+        "Counter",
+        "helix_fence_retaken",
+        "Effects started by a second or later attempt.",
+        (surface, fence),
         sorted(counters.retaken.items()),
-    )  # fmt: skip
+    )
     yield _family(
-        "Summary", "helix_fence_seconds", "Seconds until the seal, and waited for another holder.",
+        "Summary",
+        "helix_fence_seconds",
+        "Seconds until the seal, and waited for another holder.",
         (surface, fence, "what"),
         [(key, number, counters.seconds[key]) for key, number in sorted(counters.times.items())],
-    )  # fmt: skip
+    )
     yield _family(
-        "Counter", "helix_fence_hint", "Replies of the cache of sealed answers.", ("answer",),
+        "Counter",
+        "helix_fence_hint",
+        "Replies of the cache of sealed answers.",
+        ("answer",),
         [((word,), number) for word, number in sorted(counters.hint.items())],
-    )  # fmt: skip
+    )
 
 
 def _gauge_families(open_fences: list[FenceCount], lag: SweepLag) -> Iterable[Metric]:
     labels = ("fence", "state")
     yield _family(
-        "Gauge", "helix_fence_open", "Fences that have not ended, at most 10,000 counted per state.", labels,
+        "Gauge",
+        "helix_fence_open",
+        "Fences that have not ended, at most 10,000 counted per state.",
+        labels,
         [((row.name, row.state), row.number) for row in open_fences],
-    )  # fmt: skip
+    )
     yield _family(
-        "Gauge", "helix_fence_open_oldest_seconds", "Seconds since the oldest of them changed state.", labels,
+        "Gauge",
+        "helix_fence_open_oldest_seconds",
+        "Seconds since the oldest of them changed state.",
+        labels,
         [((row.name, row.state), row.seconds) for row in open_fences],
-    )  # fmt: skip
+    )
     yield _family(
-        "Gauge", "helix_fence_housekeeping_lag_seconds", "Seconds by which housekeeping is behind.", ("of",),
+        "Gauge",
+        "helix_fence_housekeeping_lag_seconds",
+        "Seconds by which housekeeping is behind.",
+        ("of",),
         [((of,), getattr(lag, of)) for of in ("leases", "answers", "tombstones")],
-    )  # fmt: skip
+    )
