@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Mount
+from starlette.routing import Route as StarletteRoute
 
 from helixqueue.engine.fences import SweepLag
 from helixqueue.errors import Conflict, LeaseLost
 from helixqueue.fence import NotApplied
+from helixqueue.fence.http.application import MAX_SERIES
 from helixqueue.fence.metrics import Counters, prometheus_text
 from tests.support.fence_reads import fence_of
 from tests.support.fence_shop import KEY, fresh, open_shop, run
@@ -82,6 +87,34 @@ def test_http_requests_are_counted_by_decision(database):
             for word in ("new", "duplicate"):
                 assert value(text, "decisions_total", **found, decision=word) == 1
             assert KEY not in text
+
+    run(story())
+
+
+def test_endpoints_are_counted_apart_under_a_policy_for_every_path(database):
+    async def answer(request):
+        return JSONResponse({})
+
+    def routes(paths):
+        return [StarletteRoute(path, answer, methods=["POST"]) for path in paths]
+
+    inner = routes(["/notes/{note:int}/edits"])
+    many = routes(f"/many/{number}" for number in range(MAX_SERIES))
+    app = Starlette(routes=[*routes(["/orders/{order}"]), Mount("/shop", routes=inner), *many])
+
+    async def story():
+        sent = {"/orders/7": 2, "/shop/notes/8/edits": 1, f"/many/{MAX_SERIES - 1}": 1, "/no": 1}
+        async with open_shop(database, fresh(route={"path": "*"}), app=app) as fenced:
+            for path, times in sent.items():
+                headers = {"Idempotency-Key": f"{KEY}{path}"}
+                for _ in range(times):
+                    await fenced.client.post(path, json={}, headers=headers)
+            text = await fenced.helix.fences.metrics()
+        counted = {"/orders/{order}": 1, "/shop/notes/{note}/edits": 1, "*": 2}
+        for path, times in counted.items():
+            labels = {"surface": "http", "fence": f"http {path}", "decision": "new"}
+            assert value(text, "decisions_total", **labels) == times, path
+        assert text.count("helix_fence_decisions_total{") == 4
 
     run(story())
 

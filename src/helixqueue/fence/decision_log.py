@@ -43,7 +43,7 @@ def decision_of(error: HelixError) -> str:
 
 
 class DecisionLog:
-    """The record of one call; `fields` are the only ones that are logged."""
+    """The record of one call, counted in `series`; `fields` are the only ones that are logged."""
 
     def __init__(
         self,
@@ -52,14 +52,17 @@ class DecisionLog:
         surface: str,
         name: str,
         fields: tuple[str, ...] = DEFAULT_FIELDS,
+        *,
+        series: str | None = None,
     ) -> None:
         self._counters = counters
         self._log = log
         self._surface = surface
         self._name = name
+        self._series = series or name
         self._fields = fields
         self._started = time.monotonic()
-        self._values: dict[str, object] = {"route": name}
+        self._values: dict[str, object] = {"route": self._series}
 
     def add(self, **values: object) -> None:
         self._values |= values
@@ -67,15 +70,15 @@ class DecisionLog:
     def claimed(self, attempt: int | None, waited: float, *, executes: bool) -> None:
         self.add(attempt=attempt)
         if waited:
-            self._counters.observe(self._surface, self._name, "waited", waited)
+            self._counters.observe(self._surface, self._series, "waited", waited)
         if executes and (attempt or 1) > 1:
-            self._counters.count_retaken(self._surface, self._name)
+            self._counters.count_retaken(self._surface, self._series)
 
     def record(self, decision: str, **values: object) -> None:
         seconds = time.monotonic() - self._started
-        self._counters.count_decision(self._surface, self._name, decision)
+        self._counters.count_decision(self._surface, self._series, decision)
         if decision == "new":
-            self._counters.observe(self._surface, self._name, "sealed", seconds)
+            self._counters.observe(self._surface, self._series, "sealed", seconds)
         if self._log.isEnabledFor(logging.INFO):
             self._values |= {"decision": decision, "seconds": round(seconds, 6), **values}
             shown: dict[str, Any] = {field: self._values.get(field) for field in self._fields}
@@ -88,4 +91,4 @@ class DecisionLog:
 
     def count(self, word: str) -> None:
         """Count a property of the call beside its decision."""
-        self._counters.count_decision(self._surface, self._name, word)
+        self._counters.count_decision(self._surface, self._series, word)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
 
 from helixqueue.errors import Refused
+from helixqueue.fence.policy import Route
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -15,6 +21,8 @@ if TYPE_CHECKING:
     from helixqueue.fence.policy import Policy
 
 _ANY_PATH = "/{path:path}"
+_CONVERTOR = re.compile(r":\w+\}")  # of a parameter such as {order:int}
+MAX_SERIES: Final = 100  # as in the database, per tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,26 @@ def innermost(app: App) -> Any:  # noqa: ANN401 - any application
     while not hasattr(inner, "routes") and hasattr(inner, "app"):
         inner = inner.app
     return inner
+
+
+class EndpointNames:
+    """The names under which requests are counted: of `*`, those of the application's endpoints.
+
+    Keys stay unique within `*`: an application may rename the parameters of its paths.
+    """
+
+    def __init__(self, app: App) -> None:
+        paths = dict.fromkeys(_CONVERTOR.sub("}", endpoint.path) for endpoint in _endpoints(app))
+        self._routes: list[Route] = []
+        for path in islice(paths, MAX_SERIES):
+            with suppress(ValidationError):  # of a path that no policy can name
+                self._routes.append(Route(path=path, methods=frozenset({"POST"})))
+
+    def of(self, route: Route, path: str) -> str:
+        if route.path != "*":
+            return route.name
+        parts = path.split("/")
+        return next((end.name for end in self._routes if end.fits("POST", parts)), route.name)
 
 
 def demand_matches(policy: Policy, app: App, *, has_sessions: bool) -> None:

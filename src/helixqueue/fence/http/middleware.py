@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from helixqueue.errors import NotInstalled
 from helixqueue.fence.decision_log import DecisionLog
-from helixqueue.fence.http.application import demand_matches, innermost, path_seen
+from helixqueue.fence.http.application import (
+    EndpointNames,
+    demand_matches,
+    innermost,
+    path_seen,
+)
 from helixqueue.fence.http.asgi import (
     App,
     Disconnected,
@@ -77,6 +82,7 @@ class IdempotencyMiddleware:
         policy = policy if isinstance(policy, Policy) else _read_policy(policy)
         self.policy = policy
         demand_matches(policy, app, has_sessions=sessions is not None)
+        self._names = EndpointNames(app)
         # FastAPI(root_path=...) removes this prefix by itself, after this middleware.
         self._root: str = getattr(innermost(app), "root_path", "")
         fences: AsyncFences = helix.fences
@@ -103,17 +109,19 @@ class IdempotencyMiddleware:
         if (fence := requested_fence(policy, scope)) is not None:
             await send_state(fenced, fence, scope, send)
             return
-        route = policy.route(scope["method"], path_seen(scope))
+        path = path_seen(scope)
+        route = policy.route(scope["method"], path)
         has_key = bool(header_values(scope["headers"], policy.header))
         if route is None and has_key and scope["method"] not in _SAFE_METHODS:
             await self._unlisted(scope, receive, send)
         elif route is None or not (has_key or route.required):
             await self._unfenced(route, scope, receive, send)
-        elif route.effect == "session":
-            transaction = self._transaction()
-            await execute_once(fenced, route, scope, receive, send, transaction=transaction)
         else:
-            await execute_once(fenced, route, scope, receive, send)
+            transaction = self._transaction() if route.effect == "session" else None
+            series = self._names.of(route, path)
+            await execute_once(
+                fenced, route, scope, receive, send, transaction=transaction, series=series
+            )
 
     def _transaction(self) -> SessionTransaction:
         assert self.fenced.sessions is not None  # noqa: S101 - checked at the start
@@ -153,14 +161,17 @@ async def execute_once(
     send: Send,
     *,
     transaction: LocalTransaction | None = None,
+    series: str | None = None,
 ) -> None:
     """Respond to a keyed request: execute it, or repeat its response.
 
     `transaction` is for an application whose effects are all in this database: the transaction of
-    one request, which the application uses for every call.
+    one request, which the application uses for every call. `series` is the name in metrics, in
+    place of that of the fence.
     """
     policy = fenced.policy
-    decisions = DecisionLog(fenced.fences.counters, log, "http", route.name, policy.log_fields)
+    counters, fields = fenced.fences.counters, policy.log_fields
+    decisions = DecisionLog(counters, log, "http", route.name, fields, series=series)
     decisions.add(source_type=route.kind)
     try:
         request = await read_request(policy, route, fenced.owners, scope, receive)
