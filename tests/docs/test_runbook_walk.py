@@ -286,6 +286,6 @@ def test_duty_interval_is_set_by_an_operator_and_recorded(scene):
     assert helixq("duty", "set", "reap", "--every", "1h", "--reason", "x").code == Exit.REFUSED
     wrong = helixq("duty", "set", "tea", "--every", "1h", "--reason", "x", role="operator")
     assert wrong.code == Exit.REFUSED
-    assert "expected one of the duties archive, audit" in wrong.err
+    assert "expected one of the duties answers, archive" in wrong.err
     never = helixq("duty", "set", "reap", "--every", "forever", "--reason", "x", role="operator")
     assert never.code == Exit.USAGE
