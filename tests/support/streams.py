@@ -13,7 +13,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import redis
 
@@ -197,9 +197,10 @@ def intake_process(
     consumer: str = "c1",
     idle: float = 0.2,
     pooled: bool = False,
+    log: IO[str] | int = subprocess.PIPE,
     **environment: str,
 ) -> subprocess.Popen[str]:
-    """`helixq intake run` as a process of its own."""
+    """`helixq intake run` as a process of its own; an unread pipe holds about 300 log lines."""
     config = tmp_path / f"{consumer}.toml"
     config.write_text(
         f'stream = "{stream.stream}"\ngroup = "g"\nconsumer = "{consumer}"\ntenant = "a"\n'
@@ -212,7 +213,7 @@ def intake_process(
         command,
         env={**os.environ, "HELIX_DSN": stream.database.dsn("pool"), **environment},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=log,
         text=True,
     )
 
