@@ -19,6 +19,8 @@ FETCHED = """
   where schemaname = 'helix' and relname = 'work'
 """
 
+FETCHED_QUEUES = FETCHED.replace("'work'", "'queue'")
+
 
 @pytest.fixture
 def lab(database):
@@ -63,6 +65,24 @@ def test_claim_bound_to_a_tenant_does_not_step_over_the_backlog_of_others(lab, h
             [(nothing,)] = own.rows_as_client(FETCHED)
     assert after - before < 30
     assert nothing - after < 30
+
+
+def test_claim_shared_by_two_tenants_reads_no_queue_of_the_others(lab):
+    """It counts the tenants of its lanes; the planner would read all queues to do so."""
+    for number in range(100):
+        lab.queue(tenant=f"idle{number}")
+    for tenant in ("a", "b"):
+        lab.queue(tenant=tenant)
+        lab.submit_many(20, tenant=tenant)
+    with lab.database.connect("helix_bootstrap") as connection:
+        connection.execute("analyze")
+    lab.claim(1)
+    no_duty_is_due(lab)
+    with lab.store.connection.transaction():
+        [(before,)] = lab.rows_as_client(FETCHED_QUEUES)
+        assert {lease.tenant for lease in lab.claim(2)} == {"a", "b"}
+        [(after,)] = lab.rows_as_client(FETCHED_QUEUES)
+    assert after - before < 20
 
 
 def no_duty_is_due(lab):

@@ -414,7 +414,7 @@ def test_submitted_batch_cannot_be_changed(database, lab, one_of_each, execute, 
         if name in TOMBSTONE and not retired:
             continue
         values = [BATCH_VALUE[kind].format(name)]
-        if not required and name not in EMPTIED | {"run", "run_at", "expires_at"}:
+        if not required and name not in EMPTIED | {"limit_print", "run", "run_at", "expires_at"}:
             values.append("null")
         for value in values:
             change = f"update helix.batch set {name} = {value} where id = {batch}"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
+import uuid
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from helixqueue.engine import calls
 from helixqueue.records.submission import SubmissionRow
+from tests.support.duties import run_duty
 from tests.support.lab import Lab
 
 pytestmark = pytest.mark.module_database
@@ -103,6 +107,88 @@ def test_tenant_that_arrives_late_gets_its_share_and_no_more(lab):
     claimed([lab], 100, 300)
     submit(lab, "late", 300)
     assert least_share(claimed([lab], 10, 200), ("early", "late")) >= 0.8
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_claimer_gets_full_claims_while_an_open_one_holds_whole_tenants(lab, database, size):
+    """Its turn falls on tenants whose work is all locked: others give theirs."""
+    for name, count in (("held", 6), ("half", 12), ("free", 12)):
+        submit(lab, name, count, priorities=(0, 5))
+    with database.connect("pool", autocommit=False) as open_claim:
+        held = calls.claim(worker="w9", request=uuid.uuid4(), queues=[lab.q], count=18, start=True)
+        # A cursor of this kind sends the text that `claim_result` sends.
+        rows = open_claim.execute(held.sql, held.args).fetchall()
+        assert len(rows) == 19  # with the header
+        left = 12
+        while left:
+            leases = lab.claim(size)
+            assert len(leases) == min(size, left)
+            left -= len(leases)
+        open_claim.commit()
+    assert lab.claim(size) == []
+
+
+def test_concurrent_claimers_all_get_work_and_tenants_their_shares(lab, sessions):
+    tenants = ["big", "t1", "t2", "t3", "t4"]
+    submit(lab, "big", 400, lanes=5, priorities=(0, 5))
+    for name in tenants[1:]:
+        submit(lab, name, 100, priorities=(5, 9))
+    empty = Counter()
+    barrier = threading.Barrier(len(sessions))
+
+    def work(number):
+        done = []
+        barrier.wait(10)
+        for _ in range(50):
+            leases = sessions[number].claim(2, free=EVERYTHING)
+            empty[number] += 2 - len(leases)
+            done += leases
+        return done
+
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        done = [lease for leases in pool.map(work, range(len(sessions))) for lease in leases]
+    # 400 of 800 are claimed, so no claim may come back short.
+    assert not +empty
+    assert len({lease.batch for lease in done}) == len(done) == 400
+    order = [lease.tenant for lease in sorted(done, key=lambda lease: lease.token.number)]
+    assert least_share(order, tenants) >= 0.8
+
+
+LISTED = "select queues from helix.lane where queue = %s and cardinality(queues) > 0"
+
+
+def submit_while_the_lane_is_locked(lab, database):
+    """Two tenants are busy; the third submits while the lane is locked, and is not listed."""
+    for name in ("busy1", "busy2"):
+        submit(lab, name, 60)
+    lab.queue(tenant="other")
+    with database.connect("pool", autocommit=False) as open_transaction:
+        row = SubmissionRow("s", "{}", requires=json.dumps({"disk_gb": 0}))
+        first = calls.submit(tenant="other", queue=lab.q, profile="text-v1", rows=[row])
+        open_transaction.execute(first.sql, first.args)
+        lab.store.connection.execute("set statement_timeout = '5s'")
+        submit(lab, "locked", 10)
+        open_transaction.rollback()
+    [(listed,)] = lab.rows(LISTED, lab.q)
+    assert len(listed) == 2
+
+
+def test_queue_whose_first_submission_met_a_locked_lane_gets_its_share_after_the_sweep(
+    lab, database
+):
+    """The tenants that are listed could fill every claim for ever."""
+    submit_while_the_lane_is_locked(lab, database)
+    assert Counter(claimed([lab], 3, 12)) == {"busy1": 6, "busy2": 6}
+    assert run_duty(lab, "sweep") is None  # every minute
+    assert Counter(claimed([lab], 3, 30)) == {"busy1": 10, "busy2": 10, "locked": 10}
+
+
+def test_queue_whose_first_submission_met_a_locked_lane_gets_its_share_after_its_second(
+    lab, database
+):
+    submit_while_the_lane_is_locked(lab, database)
+    submit(lab, "locked", 1)
+    assert Counter(claimed([lab], 3, 30)) == {"busy1": 10, "busy2": 10, "locked": 10}
 
 
 def test_priority_orders_the_work_of_a_tenant(lab):

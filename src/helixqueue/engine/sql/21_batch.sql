@@ -21,7 +21,7 @@ create table helix.batch (
   payload     helix.document,      -- RFC 8785 text; null: erased or retired
   raw         text,                -- as submitted, where that differs from the canonical form
   limit_key   helix.limit_key,
-  limit_print helix.sha256,        -- HMAC-SHA256 of limit_key, made as the fingerprint; it outlives limit_key
+  limit_print bytea,               -- HMAC-SHA256 of limit_key, made as the fingerprint; it outlives limit_key
   run         bigint,
   run_at      helix.moment,
   expires_at  helix.moment,

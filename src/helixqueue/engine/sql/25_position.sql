@@ -83,6 +83,14 @@ begin
 end
 $$;
 
+-- The position of the steps that this transaction writes: every call compares server and timeline with `current_epoch`
+-- before it draws the id of an entry, and neither changes during a transaction that writes. PostgreSQL inlines it
+-- into the statement that writes the entry; to compare again took 8 % of the instructions of a submission.
+create function helix.step_position() returns setof bigint
+language sql stable as $$
+  select e.number::bigint << 40 | pg_current_xact_id()::text::bigint from helix.epoch e order by e.number desc limit 1
+$$;
+
 -- Where readers stop: every transaction with a lower position has ended, and none will be added. If the server has
 -- changed since the last write, that is the end of the last epoch.
 create function helix.reached_position() returns bigint

@@ -104,19 +104,17 @@ $$;
 create function helix.record_first() returns trigger
 language plpgsql
 set enable_seqscan = off set jit = off as $$
-declare
-  v_position bigint := helix.current_position();
 begin
   if not exists (select from arrived offset 1) then
     -- The same as below, without grouping, which one batch does not need.
     insert into helix.entry (id, part, at, position, to_state, reason, late, actor, batch, queue, version,
                              attempt, hash)
-    select n.entry, 1, n.changed_at, v_position, 'PENDING', 'submitted', false, n.actor, array[n.batch],
+    select n.entry, 1, n.changed_at, c.position, 'PENDING', 'submitted', false, n.actor, array[n.batch],
            array[n.queue], array[n.version], array[n.attempt],
-           helix.entry_hash(null, n.entry, 1::smallint, n.changed_at, v_position, null, null, 'PENDING',
+           helix.entry_hash(null, n.entry, 1::smallint, n.changed_at, c.position, null, null, 'PENDING',
                             'submitted', false, n.actor, array[n.batch], array[n.queue],
                             array[n.version], array[n.attempt], null, null)
-    from arrived n
+    from arrived n cross join helix.step_position() as c (position)
     where (helix.is_first_step(n.version, n.state, n.reason, n.step, n.attempt, n.late, n.before, n.number, n.nonce,
                                n.version_before, n.came_from, n.pending, n.cause, n.due, n.limit_key)
            and not exists (select from helix.batch b
@@ -126,9 +124,9 @@ begin
   end if;
   insert into helix.entry (id, part, at, position, to_state, reason, late, actor, batch, queue, version,
                            attempt, hash)
-  select g.id, g.part, g.at, v_position, 'PENDING', 'submitted', false, g.actor, g.batch, g.queue, g.version,
+  select g.id, g.part, g.at, c.position, 'PENDING', 'submitted', false, g.actor, g.batch, g.queue, g.version,
          g.attempt,
-         helix.entry_hash(null, g.id, g.part, g.at, v_position, null, null, 'PENDING', 'submitted', false,
+         helix.entry_hash(null, g.id, g.part, g.at, c.position, null, null, 'PENDING', 'submitted', false,
                           g.actor, g.batch, g.queue, g.version, g.attempt, null, null)
   -- One part: a statement that submits has one entry, time and actor. A second header would violate the
   -- primary key.
@@ -141,7 +139,8 @@ begin
                and not exists (select from helix.batch b
                                where b.id = n.batch and b.retired_at is not null)) is true
            or helix.refuse(n.batch, null, null, n.state, n.version)
-        group by n.entry, n.changed_at, n.actor offset 0) g;
+        group by n.entry, n.changed_at, n.actor offset 0) g
+  cross join helix.step_position() as c (position);
   return null;
 end
 $$;
@@ -200,7 +199,6 @@ language plpgsql
 -- A plan made while the ledger was empty would read all of it for every call.
 set enable_seqscan = off set jit = off as $$
 declare
-  v_position bigint;
   v_steps   bigint;
   v_ended   boolean;
   v_limited boolean;
@@ -211,19 +209,19 @@ begin
   if v_steps = 0 then
     return null;
   end if;
-  v_position := helix.current_position();
   if v_steps = 1 then
     -- The same as below, without grouping: 3 % fewer instructions in a round of one batch.
     insert into helix.entry (id, part, at, position, epoch, from_state, to_state, reason, late, actor, batch,
                              queue, version, attempt, before, content, hash)
-    select n.entry, 1, n.changed_at, v_position, n.epoch, n.came_from, n.state, n.reason, n.late, n.actor,
+    select n.entry, 1, n.changed_at, c.position, n.epoch, n.came_from, n.state, n.reason, n.late, n.actor,
            array[n.batch], array[n.queue], array[n.version], array[n.attempt], array[n.before],
            case when n.content is not null then array[n.content] end,
-           helix.entry_hash(p.hashes, n.entry, 1::smallint, n.changed_at, v_position, n.epoch, n.came_from,
+           helix.entry_hash(p.hashes, n.entry, 1::smallint, n.changed_at, c.position, n.epoch, n.came_from,
                             n.state, n.reason, n.late, n.actor, array[n.batch], array[n.queue],
                             array[n.version], array[n.attempt], array[n.before],
                             case when n.content is not null then array[n.content] end)
     from arrived n
+    cross join helix.step_position() as c (position)
     cross join lateral (select array_agg(e.hash order by e.part) as hashes
                         from helix.entry e where e.id = n.before) p
     where n.step
@@ -236,9 +234,9 @@ begin
   else
     insert into helix.entry (id, part, at, position, epoch, from_state, to_state, reason, late, actor, batch,
                              queue, version, attempt, before, content, hash)
-    select g.id, g.part, g.at, v_position, g.epoch, g.came_from, g.state, g.reason, g.late, g.actor, g.batch,
+    select g.id, g.part, g.at, c.position, g.epoch, g.came_from, g.state, g.reason, g.late, g.actor, g.batch,
            g.queue, g.version, g.attempt, g.before, g.content,
-           helix.entry_hash(p.hashes, g.id, g.part, g.at, v_position, g.epoch, g.came_from, g.state, g.reason,
+           helix.entry_hash(p.hashes, g.id, g.part, g.at, c.position, g.epoch, g.came_from, g.state, g.reason,
                             g.late, g.actor, g.batch, g.queue, g.version, g.attempt, g.before, g.content)
     from (select n.entry as id, row_number() over ()::smallint as part, n.changed_at as at, n.epoch,
                  n.came_from, n.state, n.reason, n.late, n.actor, array_agg(n.batch) as batch,
@@ -254,6 +252,7 @@ begin
                  or helix.refuse(n.batch, n.came_from, n.version_before, n.state, n.version))
           group by n.entry, n.changed_at, n.epoch, n.came_from, n.state, n.reason, n.late, n.actor
           offset 0) g
+    cross join helix.step_position() as c (position)
     -- Not with the grouping above: that would sort all rows by all of its columns.
     cross join lateral (select array_agg(distinct u.id) as ids from unnest(g.before) as u (id)) d
     cross join lateral (
