@@ -35,6 +35,7 @@ from tests.support.cli import HELIXQ
 from tests.support.lab import wait_until
 from tests.support.service import TLS
 from tests.support.streams import RedisServer
+from tests.support.terminal import Terminal
 from tests.support.up import Up, environment, messages_of, started, up
 
 ROOT = Path(__file__).parents[2]
@@ -204,6 +205,30 @@ def test_local_workers_run_handlers_and_end_with_up(tmp_path, prepared):
         # Killed without a chance to clean up, it leaves no worker and no server behind.
         running.process.kill()
         wait_until(lambda: not any(alive(pid) for pid in children), seconds=60)
+
+
+def test_counts_of_two_local_workers_are_one_line_that_adds_up(tmp_path, prepared):
+    copy_data(prepared, tmp_path)
+    (tmp_path / "twice.py").write_text(APP, encoding="utf-8")
+    data = ("--data", str(tmp_path / "data"))
+    arguments = ("up", *data, "--port", "0", "--app", "twice", "--workers", "2")
+    with Terminal(HELIXQ, *arguments, environment=environment(tmp_path), cwd=tmp_path) as screen:
+        screen.expect("Ctrl-C stops it")
+        rows = "".join(f'{{"identity": "S-{n}", "payload": {{"n": {n}}}}}\n' for n in range(30))
+        submitting = ["submit", "double", "--create", "--from", "-", "--format", "jsonl", *data]
+        submitted = subprocess.run(
+            [HELIXQ, *submitting], input=rows, text=True, env=environment(tmp_path), check=False
+        )
+        assert submitted.returncode == Exit.OK
+        screen.expect("0 running, 30 completed, 0 failed, 0 lost, 0 released", seconds=60)
+        screen.interrupt()
+        assert screen.exit_code(seconds=60) == Exit.OK
+    each = re.findall(r"up-[12]: (\d+) completed, 0 failed, 0 lost, 0 released", screen.text)
+    assert len(each) == 2
+    assert sum(map(int, each)) == 30
+    assert "all workers: 30 completed, 0 failed, 0 lost, 0 released" in screen.text
+    assert len(re.findall(r"completed +S-\d+  \d+.\d s", screen.text)) == 30
+    assert '{"' not in screen.text
 
 
 def done(response):

@@ -9,7 +9,7 @@ import pwd
 import signal
 import sys
 import webbrowser
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -48,7 +48,7 @@ from helixqueue.up.run import run
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from helixqueue.intake.settings import IntakeSettings
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 LOG_BYTES: Final = 10_000_000
 DEMO: Final = "demo"
+WORKER: Final = "up-"
 # Its own directory: `make run` and programs that use ./helix-data do not meet.
 DEMO_DATA: Final = Path("helix-demo")
 
@@ -172,6 +173,8 @@ def _run(invocation: UpOptions) -> Exit:
         if intake is not None:
             settings = replace(settings, redis=intake.redis)
         children = _children(invocation, found, intake)
+        if not invocation.as_json and sys.stdout.isatty() and sys.stderr.isatty():
+            stack.enter_context(_printing_lines_of(children))
         if invocation.as_json:
             for child in children:
                 child.environment = {**child.environment, **terminal.JSON_LOG}
@@ -190,6 +193,19 @@ def _run(invocation: UpOptions) -> Exit:
         )
     demo_failed = any(child.name == DEMO and child.code not in {0, None} for child in children)
     return Exit.NO if demo_failed else Exit.OK
+
+
+@contextmanager
+def _printing_lines_of(children: Sequence[SupervisedProcess]) -> Iterator[None]:
+    """Print a line per batch that one of several workers finished, and the sum of their counts."""
+    workers = [child for child in children if child.name.startswith(WORKER)]
+    with closing(terminal.TerminalLog()) as log:
+        for worker in workers:
+            worker.output = partial(log.relay, worker.name)
+            worker.environment = {**worker.environment, **terminal.RELAY_LOG}
+        yield
+    if summary := log.summary():
+        show.progress(f"all workers: {summary}")
 
 
 def _databases(invocation: UpOptions) -> AbstractContextManager[Databases]:
@@ -281,7 +297,7 @@ def _children(
     if invocation.app is not None and found.work_dsn is not None:
         environment = {"HELIX_DSN": found.work_dsn, "HELIX_TENANT": invocation.tenant}
         for number in range(1, invocation.workers + 1):
-            name = f"up-{number}"
+            name = f"{WORKER}{number}"
             arguments = ["work", "--app", invocation.app, "--name", name, "--grace", "5"]
             if invocation.as_json:
                 arguments.append("--json")  # their output is part of ours

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from helixqueue.records.lease import LeaseRow, WriteResult
+    from helixqueue.states import State
 
 WORKER_LOG: Final = logging.getLogger("helixqueue.worker.operation")
 IDENTITY_LOG: Final = logging.getLogger("helixqueue.identity")
@@ -32,11 +33,18 @@ def log_write(
     *,
     decision: str = "ok",
     request_id: UUID | None = None,
+    outcome: State | None = None,
+    detail: str | None = None,
+    committed: bool = True,
 ) -> None:
-    """Log what a call did to a batch: `result`, else `decision`."""
+    """Log what a call did to a batch: `result`, else `decision` and `outcome`.
+
+    Without `committed`, the transaction of the call may still roll back. `detail` may contain data
+    of users: terminals show its first line, and no log has it.
+    """
     if not WORKER_LOG.isEnabledFor(logging.INFO):
         return
-    state = owner = mismatch = None
+    state, owner, mismatch = outcome, None, None
     if result is not None:
         decision, state, mismatch = result.answer, result.state, result.mismatch or None
         owner = result.owner if decision == "refused" else None
@@ -49,6 +57,7 @@ def log_write(
         level,
         operation,
         title=(row.identity or "").replace(PART_SEPARATOR, " / "),
+        detail=(detail or "").partition("\n")[0],
         request=request_id,
         tenant=row.tenant,
         queue=row.queue,
@@ -59,6 +68,7 @@ def log_write(
         worker=worker,
         conflicting_worker=owner,
         decision=decision,
+        committed=None if committed else False,
     )
 
 

@@ -79,12 +79,13 @@ def event(
     operation: str,
     *,
     title: str = "",
+    detail: str = "",
     **fields: Any,  # noqa: ANN401 - JSON
 ) -> None:
-    """Log an event as a JSON line; `title` names it on a terminal."""
+    """Log an event as a JSON line; only terminals show `title` and `detail`."""
     line = head(level) | {"operation": operation} | loggable(fields)
     text = orjson.dumps(line).decode()
-    log.log(level, "%s", text, extra={"event": line, "title": title})
+    log.log(level, "%s", text, extra={"event": line, "title": title, "detail": detail})
 
 
 def loggable(fields: dict[str, Any]) -> dict[str, Any]:

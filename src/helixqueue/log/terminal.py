@@ -7,6 +7,7 @@ terminal, and JSON lines elsewhere.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -29,7 +30,11 @@ _OUTCOMES: Final = {"COMPLETED": "completed", "FAILED": "failed", "PENDING": "fa
 _STYLES: Final = {"completed": "32", "failed": "1;31", "failed, retries": "33", "lost": "1;31"}
 
 JSON_LOG = {"HELIX_LOG": "json"}
+RELAY_LOG = {"HELIX_LOG": "relay"}  # of a process whose lines `TerminalLog.relay` takes
+_RELAYED: Final = '{"msg": '
+_INDENT: Final = " " * 10
 _json_lines = False  # of the running command; its threads print messages, too
+_terminal_log: TerminalLog | None = None
 
 
 def plain(text: str) -> str:
@@ -65,6 +70,9 @@ def write(message: str, level: int = logging.INFO) -> None:
         from helixqueue.log.lines import message_line  # noqa: PLC0415 - not for `helixq --help`
 
         sys.stderr.write(f"{message_line(level, message)}\n")
+        return
+    if _terminal_log is not None:
+        _terminal_log.handle(logging.makeLogRecord({"levelno": level, "msg": message}))
         return
     sys.stderr.write(f"{wrapped(plain(message))}\n")
 
@@ -110,9 +118,11 @@ def logging_to(file: Path | None) -> Iterator[None]:
     from helixqueue.log.lines import JsonFormatter  # noqa: PLC0415
 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
+    is_relayed = os.environ.get("HELIX_LOG") == RELAY_LOG["HELIX_LOG"]
     on_terminal = not select_log_mode()
-    log = TerminalLog() if on_terminal else logging.StreamHandler(sys.stderr)
-    log.setFormatter(JsonFormatter())
+    terminal = on_terminal and not is_relayed
+    log = TerminalLog() if terminal else logging.StreamHandler(sys.stderr)
+    log.setFormatter(RelayFormatter() if is_relayed else JsonFormatter())
     handlers: list[tuple[logging.Logger, logging.Handler]] = [(logging.getLogger(), log)]
     if file is not None:
         rotating = RotatingFileHandler(file, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
@@ -139,57 +149,104 @@ def text_of(record: logging.LogRecord) -> str:
 
 
 class TerminalLog(logging.Handler):
-    """A line per finished batch, and below them a line with the counts so far."""
+    """A line per finished batch, and below them a line with the counts so far.
+
+    Every message of the process goes through it while it is open, so that the counts stay below.
+    """
 
     def __init__(self) -> None:
+        global _terminal_log  # noqa: PLW0603 - one terminal per process
         super().__init__()
-        self._claimed_at: dict[str, float] = {}
-        self._counts = {"completed": 0, "failed": 0, "lost": 0}
+        # By process, batch and attempt.
+        self._claimed_at: dict[tuple[str, str, int], float] = {}
+        self._counts = dict.fromkeys(("completed", "failed", "lost", "released"), 0)
+        _terminal_log = self
 
     def emit(self, record: logging.LogRecord) -> None:
         event: dict[str, Any] | None = getattr(record, "event", None)
+        source = getattr(record, "source", "")
         if event is None or "worker" not in event:
-            text = text_of(record)
+            text = f"{source and f'{source}: '}{text_of(record)}"
             style = "33" if record.levelno < logging.ERROR else "1;31"
-            self._write([_styled(text, style if record.levelno > logging.INFO else "")])
+            self._write([_styled(wrapped(text), style if record.levelno > logging.INFO else "")])
             return
-        self._write(self._lines(event, getattr(record, "title", "")))
+        key = (source, str(event["batch"]), int(event["attempt"]))
+        name = getattr(record, "title", "") or key[1][:8]
+        self._write(self._lines(event, key, name, getattr(record, "detail", "")))
+
+    def relay(self, source: str, line: str | None) -> None:
+        """Print a line of a child process, which has `RELAY_LOG`; None: the process has ended."""
+        if line is None:
+            left = [key for key in self._claimed_at if key[0] == source]
+            for key in left:
+                del self._claimed_at[key]
+            self._counts["lost"] += len(left)
+            self._write([])
+            return
+        try:
+            fields = json.loads(line) if line.startswith(_RELAYED) else {"msg": line}
+        except ValueError:
+            fields = {"msg": line}
+        self.handle(logging.makeLogRecord({"levelno": logging.INFO, **fields, "source": source}))
 
     def close(self) -> None:
         """Remove the line with the counts."""
+        global _terminal_log  # noqa: PLW0603
         super().close()
-        if self._claimed_at or any(self._counts.values()):
+        _terminal_log = None
+        if self._has_counts():
             sys.stderr.write(_CLEAR)
             sys.stderr.flush()
 
-    def _lines(self, event: dict[str, Any], identity: str) -> list[str]:
-        batch = str(event["batch"])
+    def summary(self) -> str:
+        """What the workers did; "" for nothing."""
+        return self._texts() if any(self._counts.values()) else ""
+
+    def _lines(
+        self, event: dict[str, Any], key: tuple[str, str, int], name: str, detail: str
+    ) -> list[str]:
         if event["operation"] == "claim":
-            self._claimed_at[batch] = time.monotonic()
+            self._claimed_at[key] = time.monotonic()
             return []
-        seconds = time.monotonic() - self._claimed_at.pop(batch, time.monotonic())
-        if event["decision"] == "busy":
+        # The transaction of a settlement may still roll back; and an attempt ends once.
+        if event.get("committed") is False or key not in self._claimed_at:
             return []
-        if event["decision"] == "refused":
+        seconds = time.monotonic() - self._claimed_at.pop(key)
+        if event["decision"] not in {"ok", "repeat"}:
             outcome = "lost"
         elif event["operation"] == "release":
             outcome = "released"
         else:
-            outcome = _OUTCOMES.get(str(event.get("state")), "settled")
-        name = outcome.partition(",")[0]
-        if name in self._counts:
-            self._counts[name] += 1
+            outcome = _OUTCOMES.get(str(event.get("state")), "failed")
+        self._counts[outcome.partition(",")[0]] += 1
         attempt = f"  attempt {event['attempt']}" if event.get("attempt", 1) != 1 else ""
-        what = f"{time.strftime('%H:%M:%S')}  {outcome:<15}  {identity or batch[:8]}"
-        return [_styled(f"{what}  {seconds:.1f} s{attempt}", _STYLES.get(outcome, ""))]
+        text = f"{time.strftime('%H:%M:%S')}  {outcome:<15}  {name}  {seconds:.1f} s{attempt}"
+        if detail and outcome != "completed":
+            text += "\n" + wrapped(f"{_INDENT}{detail}", indent=_INDENT)
+        return [_styled(text, _STYLES.get(outcome, ""))]
+
+    def _has_counts(self) -> bool:
+        return bool(self._claimed_at) or any(self._counts.values())
+
+    def _texts(self) -> str:
+        return ", ".join(f"{number} {name}" for name, number in self._counts.items())
 
     def _write(self, lines: list[str]) -> None:
-        done = ", ".join(f"{number} {name}" for name, number in self._counts.items())
-        status = f"{len(self._claimed_at)} running, {done}"
+        status = f"{len(self._claimed_at)} running, {self._texts()}" if self._has_counts() else ""
         width = shutil.get_terminal_size().columns - 1
         text = "".join(f"{line}\n" for line in lines)
         sys.stderr.write(f"{_CLEAR}{text}{status[:width]}")
         sys.stderr.flush()
+
+
+class RelayFormatter(logging.Formatter):
+    """A line per record, of which the parent process prints what a terminal shows."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        names = ("levelno", "event", "title", "detail")
+        fields = {name: getattr(record, name) for name in names if hasattr(record, name)}
+        text = "" if "worker" in fields.get("event", ()) else text_of(record)
+        return json.dumps({"msg": text, **fields}, default=str)
 
 
 def _styled(text: str, style: str) -> str:

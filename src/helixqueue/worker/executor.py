@@ -12,6 +12,7 @@ from helixqueue.errors import HelixError, LeaseLost
 from helixqueue.failpoints import failpoint
 from helixqueue.log.events import log_write
 from helixqueue.schemas import Schema
+from helixqueue.states import State
 from helixqueue.transport.protocol import Settlement
 from helixqueue.worker import outcomes
 from helixqueue.worker.attempt import FIRST_RENEWAL_FRACTION, abandon_margin
@@ -135,11 +136,12 @@ class Executor:
                 # The refusal was rolled back with the transaction. Send the settlement again to
                 # keep the refusal. Only what was refused: an unconfirmed transaction may have
                 # committed its effect, and a settlement alone would complete without it.
-                with suppress(HelixError):
+                try:
                     [result] = await self._transport.settle([attempt.refused])
                     log_write(self._transport.worker, "settle", attempt.row, result)
-            counts.lost += 1
-            self._in_flight.forget(attempt)
+                except HelixError:
+                    attempt.refused = None
+            self._in_flight.lost(attempt)
             self._claimer.slot_freed()
         elif attempt.stop_kind != "released":  # else the worker releases the lease
             if settlement.outcome == "completed":
@@ -163,7 +165,11 @@ class Executor:
     def _record_commit(self, attempt: Attempt, unconfirmed: Settlement, *, committed: bool) -> None:
         if committed:
             attempt.settled_as, attempt.unconfirmed = unconfirmed.outcome, None
-            log_write(self._transport.worker, "settle", attempt.row, decision="repeat")
+            log_write(
+                self._transport.worker, "settle", attempt.row, decision="repeat",
+                outcome=State.COMPLETED if attempt.settled_as == "completed" else None,
+                detail=unconfirmed.detail,
+            )  # fmt: skip
 
     def _count_stuck_thread(self, attempt: Attempt, cancelled: BaseException | None) -> None:
         """A thread continues after the end of its lease: its slot is not free until it ends."""

@@ -52,13 +52,12 @@ class Settling(Generic[R]):
         self, result: WriteResult, settlement: Settlement, earlier: Settlement | None
     ) -> None:
         """Raise unless the engine accepted the settlement; `earlier` was unconfirmed before it."""
-        # A refusal is rolled back with the transaction: the worker then settles again outside of
-        # it, and that result is logged.
-        if result.answer != "refused":
-            log_write(self._handle.worker, "settle", self._attempt.row, result)
         if result.answer == "ok":
             return
+        # A refusal is rolled back with the transaction: the worker then settles again outside of
+        # it, and that result is logged.
         if result.answer == "repeat":
+            self._log(result, settlement)
             if result.mismatch:
                 outcomes.report_mismatch(self._attempt.row.batch_id, self._handle.worker)
             self._attempt.settled_as = settlement.outcome
@@ -78,6 +77,12 @@ class Settling(Generic[R]):
         self._attempt.refused = settlement
         self._attempt.stop("abandoned", f"refused: the batch is {result.state}", result.owner)
         raise _lease_lost(self._attempt)
+
+    def _log(self, result: WriteResult, settlement: Settlement, *, committed: bool = True) -> None:
+        log_write(
+            self._handle.worker, "settle", self._attempt.row, result, detail=settlement.detail,
+            committed=committed,
+        )  # fmt: skip
 
     def _require_held(self) -> None:
         if self._attempt.settled_as:
@@ -100,7 +105,7 @@ class DeferredSettlement(Settling[R]):
 
     settlement: Settlement | None = None
     _earlier: Settlement | None = None  # unconfirmed when this transaction began
-    _accepted = False  # by the engine; it takes effect when the transaction commits
+    _accepted: WriteResult | None = None  # it takes effect when the transaction commits
 
     def complete(self, result: R) -> R:
         """Complete the batch with this result when the block ends."""
@@ -124,15 +129,16 @@ class DeferredSettlement(Settling[R]):
 
     def _accept(self, result: WriteResult, settlement: Settlement) -> None:
         self._check(result, settlement, self._earlier)
-        self._accepted = True
+        self._accepted = result
 
     def _commit_error(self, error: BaseException) -> Unavailable | None:
         """The error to raise when the connection broke at the commit, whose outcome is unknown."""
         transactions = self._handle.transactions or self._handle.async_transactions
-        if not self._accepted or transactions is None:
+        if self._accepted is None or self.settlement is None or transactions is None:
             return None
         if not transactions.is_connection_error(error):
             return None
+        self._log(self._accepted, self.settlement, committed=False)
         return Unavailable(f"the commit may have happened: {error}", outcome_unknown=True)
 
     def _rolled_back(self) -> None:
@@ -145,7 +151,8 @@ class DeferredSettlement(Settling[R]):
             self._handle.resume_renewal(self._attempt)
 
     def _committed(self) -> None:
-        if self.settlement is not None:
+        if self.settlement is not None and self._accepted is not None:
+            self._log(self._accepted, self.settlement)
             self._attempt.unconfirmed = None
             self._attempt.settled_as = self.settlement.outcome
             self._handle.stop_renewal(self._attempt)
@@ -154,6 +161,12 @@ class DeferredSettlement(Settling[R]):
 
 class CallerSettlement(Settling[R]):
     """A settlement in a transaction that only the caller commits."""
+
+    def _check(
+        self, result: WriteResult, settlement: Settlement, earlier: Settlement | None
+    ) -> None:
+        super()._check(result, settlement, earlier)
+        self._log(result, settlement, committed=False)
 
     def _rolled_back(self, earlier: Settlement | None) -> None:
         """The settlement failed, and with it the caller's transaction."""

@@ -85,7 +85,10 @@ class InFlight:
             batch = result.batch
             attempt, settlement = sent[batch]
             if is_logged:
-                log_write(self.worker, "settle", attempt.row, result, request_id=request_id)
+                log_write(
+                    self.worker, "settle", attempt.row, result, request_id=request_id,
+                    detail=settlement.detail,
+                )  # fmt: skip
             if result.answer == "ok" or result.answer == "repeat":  # noqa: PLR1714 - for every batch
                 if settlement.outcome == "completed":
                     counts.completed += 1
@@ -143,5 +146,13 @@ class InFlight:
             if attempt.handler_runs:  # else the slot is about to see that it was stopped
                 task.cancel()
         elif attempt.stop_kind == "abandoned":
-            self.counts.lost += 1
-            self.forget(attempt)
+            self.lost(attempt)
+
+    def lost(self, attempt: Attempt) -> None:
+        """An attempt ended without its lease, and there is no settlement to send."""
+        self.counts.lost += 1
+        if attempt.refused is None:  # else the refusal is in the log
+            log_write(
+                self.worker, "abandon", attempt.row, decision="lost", detail=attempt.stop_reason
+            )
+        self.forget(attempt)

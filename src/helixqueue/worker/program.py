@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import tempfile
 from contextlib import suppress
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import BinaryIO
 
+    from helixqueue.records.lease import LeaseRow
     from helixqueue.schemas import Schema
     from helixqueue.worker.attempt import Attempt
     from helixqueue.worker.handle import WorkerHandle
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 EX_DATAERR = 65
 READ_BYTES = 65_536
 KEPT_BYTES = 262_144  # of the head, and of each of the two files of the tail
+NAME_BYTES = 100  # of a sample, in the name of its directory
+LINE_CHARS = 200  # of the last line of standard error
 SHOWN_BYTES = 3_000  # of head and tail of each stream, in the detail of a failure
 TERMINATE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
@@ -50,7 +54,7 @@ class Program:
             home = Path(scratch)
             logs = home
             if self.logs is not None:
-                logs = self.logs / f"{row.batch_id}.{row.attempt}"
+                logs = self.logs / _directory_name(row)
                 logs.mkdir(parents=True, exist_ok=True)
             payload = home / "payload.json"
             payload.write_text(row.payload or "null", encoding="utf-8")
@@ -87,6 +91,14 @@ class Program:
             raise AttemptFailure(
                 FailureClass.SYSTEM, f"{self.command[0]!a} could not be started: {error}"
             ) from error
+
+
+def _directory_name(row: LeaseRow) -> str:
+    """The sample as people know it, without what a path or a shell would read differently."""
+    name = re.sub(r"[^\w.-]+", "_", row.identity or "").strip("._-")
+    # A name has at most 255 bytes. The id tells samples apart whose names differ elsewhere.
+    name = name.encode()[:NAME_BYTES].decode(errors="ignore")
+    return f"{name or 'batch'}-{str(row.batch_id)[:8]}.{row.attempt}"
 
 
 def _environment(attempt: Attempt, payload: Path, result: Path) -> dict[str, str]:
@@ -139,18 +151,26 @@ class CapturedStream:
 
     def excerpt(self) -> str:
         """Head and tail; bytes that are not UTF-8 are escaped."""
-        data = b"".join(
-            path.read_bytes() for path in (self._head, self._before, self._tail) if path.exists()
-        )
+        data = self._read()
         if len(data) > 2 * SHOWN_BYTES:
             data = data[:SHOWN_BYTES] + b"\n[...]\n" + data[-SHOWN_BYTES:]
         return data.decode("utf-8", "backslashreplace").replace("\0", "\\0")
+
+    def last_line(self) -> str:
+        """The last line that is not empty; mostly the reason of a failure."""
+        lines = self._read()[-SHOWN_BYTES:].decode("utf-8", "backslashreplace").split("\n")
+        return next((line.strip()[:LINE_CHARS] for line in reversed(lines) if line.strip()), "")
+
+    def _read(self) -> bytes:
+        paths = (self._head, self._before, self._tail)
+        return b"".join(path.read_bytes() for path in paths if path.exists())
 
 
 def _failure(code: int, streams: Sequence[CapturedStream]) -> AttemptFailure:
     error = exit_failure(code, "the program")
     excerpts = [stream.excerpt() for stream in reversed(streams)]
-    detail = "\n".join([str(error), *(text for text in excerpts if text)])
+    reason = ": ".join(text for text in (str(error), streams[-1].last_line()) if text)
+    detail = "\n".join([reason, *(text for text in excerpts if text)])
     return AttemptFailure(error.failure, detail, permanent=error.permanent)
 
 

@@ -37,7 +37,7 @@ from helixqueue.worker.retry import with_retries
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from helixqueue.transport.protocol import Transport
+    from helixqueue.transport.protocol import Transport, WriteResult
     from helixqueue.worker.attempt import Attempt
     from helixqueue.worker.handlers import QueueHandler
     from helixqueue.worker.health import WorkSummary
@@ -134,6 +134,20 @@ class Worker:
 
     def stop(self) -> None:
         """Claim nothing, finish within the grace time; the second call releases at once."""
+        running = len(self._in_flight.running)
+        batches = f"{running} running batch{'es' * (running != 1)}"
+        if self._stop_now.is_set() or not running:
+            LOG.info("%s stops", self.worker)
+        elif self._stop.is_set():
+            LOG.info("%s stops now and returns %s to their queue", self.worker, batches)
+        else:
+            LOG.info(
+                "%s stops: it waits up to %g s for %s; a second Ctrl-C or SIGTERM returns them "
+                "to their queue at once, without losing an attempt",
+                self.worker,
+                self._options.grace_seconds,
+                batches,
+            )
         if self._stop.is_set():
             self._stop_now.set()
         self._stop.set()
@@ -284,16 +298,22 @@ class Worker:
             await self._handle.pause_renewal_async(attempt)
         leases = [LeaseRef(a.row.batch, a.row.token) for a in attempts]
         call = self._transport.calls.release(worker=self.worker, leases=leases, detail=reason)
+        results: Mapping[int, WriteResult] = {}
         with suppress(HelixError):  # else the leases expire
             failpoint("release.before")
-            results = await with_retries(self._transport.run, call, seconds=CANCEL_SECONDS)
+            written = await with_retries(self._transport.run, call, seconds=CANCEL_SECONDS)
             failpoint("release.after")
-            rows = {attempt.row.batch: attempt.row for attempt in attempts}
-            for result in results:
-                log_write(self.worker, "release", rows[result.batch], result)
-            self.health.counts.released += sum(result.answer == "ok" for result in results)
+            results = {result.batch: result for result in written}
         for attempt in attempts:
             attempt.stop("released", reason)
+            result = results.get(attempt.row.batch)
+            if result is None:
+                self._in_flight.lost(attempt)
+                continue
+            log_write(self.worker, "release", attempt.row, result)
+            is_released = result.answer in {"ok", "repeat"}
+            self.health.counts.released += is_released
+            self.health.counts.lost += not is_released
             self._in_flight.forget(attempt)
 
 
