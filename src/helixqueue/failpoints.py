@@ -69,7 +69,18 @@ INTAKE_POINTS = (
     "intake.ack",  # about to acknowledge
     "intake.acked",
 )
-_ALL_POINTS = frozenset(POINTS + FENCE_POINTS + FEED_POINTS + FEED_RUN_POINTS + INTAKE_POINTS)
+# The points of output files.
+OUTPUT_POINTS = (
+    "outputs.stage",  # the copy of a file is complete
+    "outputs.register",  # everything is staged; no file is registered
+    "outputs.registered",  # the manifest is complete, the batch is not settled
+    "outputs.publish",  # a file has its final name
+    "outputs.seal",  # every file has its final name; the manifest is not sealed
+    "outputs.sealed",
+)
+_ALL_POINTS = frozenset(
+    POINTS + FENCE_POINTS + FEED_POINTS + FEED_RUN_POINTS + INTAKE_POINTS + OUTPUT_POINTS
+)
 _HOLD_POLL_SECONDS = 0.01
 
 

@@ -388,6 +388,35 @@ CREATE DOMAIN helix.moment AS timestamp with time zone
 
 ALTER DOMAIN helix.moment OWNER TO helix_owner;
 
+-- Name: output_answer; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.output_answer AS (
+	answer text,
+	owner text,
+	state helix.state,
+	manifest uuid,
+	destination text,
+	note text
+);
+
+ALTER TYPE helix.output_answer OWNER TO helix_owner;
+
+-- Name: output_task; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.output_task AS (
+	manifest uuid,
+	batch_id uuid,
+	tenant text,
+	queue text,
+	task text,
+	state text,
+	destination text,
+	files integer,
+	sealed boolean
+);
+
+ALTER TYPE helix.output_task OWNER TO helix_owner;
+
 -- Name: priority; Type: DOMAIN; Schema: helix; Owner: helix_owner
 
 CREATE DOMAIN helix.priority AS smallint
@@ -2010,6 +2039,18 @@ $$;
 
 ALTER FUNCTION helix.claimable_queues(p_tenants text[], p_queues text[]) OWNER TO helix_engine;
 
+-- Name: is_destination(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.is_destination(p_uri text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $_$
+  select octet_length(p_uri) <= 500
+     and p_uri ~ E'^(file:///|s3://|memory://)[^%?#\\x01-\\x20\\x7f]*[^/%?#\\x01-\\x20\\x7f]$'
+     and substr(p_uri, strpos(p_uri, '://') + 3) !~ '//|(^|/)[.][.]?(/|$)|(^|/)[.]helix(/|$)'
+$_$;
+
+ALTER FUNCTION helix.is_destination(p_uri text) OWNER TO helix_engine;
+
 -- Name: queue; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.queue (
@@ -2035,6 +2076,8 @@ CREATE TABLE helix.queue (
     keep_cancelled_seconds double precision DEFAULT 0 NOT NULL,
     keep_decisions_seconds double precision DEFAULT 7776000 NOT NULL,
     stalled_after_seconds double precision DEFAULT 900 NOT NULL,
+    outputs text DEFAULT ''::text NOT NULL,
+    outputs_after text DEFAULT 'keep'::text NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     lost_position bigint DEFAULT 0 NOT NULL,
@@ -2050,6 +2093,8 @@ CREATE TABLE helix.queue (
     CONSTRAINT queue_lease_seconds_check CHECK (((lease_seconds >= (0.05)::double precision) AND (lease_seconds <= (86400)::double precision))),
     CONSTRAINT queue_max_attempts_check CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
     CONSTRAINT queue_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
+    CONSTRAINT queue_outputs_after_check CHECK ((outputs_after = ANY (ARRAY['keep'::text, 'remove'::text]))),
+    CONSTRAINT queue_outputs_check CHECK (((outputs = ''::text) OR helix.is_destination(outputs))),
     CONSTRAINT queue_payload_schema_check CHECK ((octet_length((payload_schema)::text) <= 65536)),
     CONSTRAINT queue_placeholders_check CHECK (((cardinality(placeholders) <= 64) AND (array_position(placeholders, NULL::text) IS NULL) AND (octet_length(array_to_string(placeholders, ''::text)) <= 4096))),
     CONSTRAINT queue_profile_check CHECK ((profile = ANY (ARRAY['text-v1'::text, 'lab-id-v1'::text]))),
@@ -2818,6 +2863,35 @@ $$;
 
 ALTER FUNCTION helix.decide_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) OWNER TO helix_engine;
 
+-- Name: decide_outputs(uuid[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.decide_outputs(p_manifest uuid[]) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  update helix.manifest m
+  set state = d.state, due_at = case d.state when 'lost' then v_now + helix.output_grace()
+                                             when 'granted' then '-infinity'::timestamptz end,
+      granted_at = case when d.state <> 'lost' then v_now end,
+      problem = case when d.state = 'blocked' then 'the attempt completed before its files were registered' end
+  from (select o.id, case when w.batch is null or (w.number, w.epoch) is distinct from (o.number, o.epoch)
+                            then 'lost'
+                          when w.state in ('ASSIGNED', 'RUNNING') then null
+                          when w.state <> 'COMPLETED' then 'lost'
+                          when o.state = 'registered' then 'granted'
+                          else 'blocked' end as state
+        from helix.manifest o left join helix.work w on w.batch = o.batch
+        where o.id = any (p_manifest) and o.state in ('open', 'registered')) d
+  where m.id = d.id and d.state is not null;
+end
+$$;
+
+ALTER FUNCTION helix.decide_outputs(p_manifest uuid[]) OWNER TO helix_engine;
+
 -- Name: declare_feed_v1(text, text, text, text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.declare_feed_v1(p_tenant text, p_feed text, p_actor text, p_ledger text, p_queue text, p_now boolean) RETURNS void
@@ -3103,6 +3177,27 @@ $$;
 
 ALTER FUNCTION helix.demand_payloads(p_wanted boolean) OWNER TO helix_engine;
 
+-- Name: demand_root(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.demand_root(p_tenant text, p_uri text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  if p_uri = '' or exists (
+       select from helix.output_root r
+       where r.tenant in (p_tenant, '*') and (p_uri = r.uri or starts_with(p_uri, r.uri || '/'))
+         and helix.is_destination(p_uri))
+  then
+    return;
+  end if;
+  raise exception using errcode = 'invalid_parameter_value',
+    message = format('expected a destination below a root of tenant %s, got %L', p_tenant, left(p_uri, 200)),
+    hint = 'An operator adds a root with helixq output root add URI.';
+end
+$$;
+
+ALTER FUNCTION helix.demand_root(p_tenant text, p_uri text) OWNER TO helix_engine;
+
 -- Name: demand_token_admin(text, text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.demand_token_admin(p_tenant text, p_scopes text[] DEFAULT NULL::text[]) RETURNS void
@@ -3344,6 +3439,54 @@ $$;
 
 ALTER FUNCTION helix.end_leases(p_batch bigint[], p_reason helix.reason, p_actor text, p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) OWNER TO helix_engine;
 
+-- Name: end_outputs_v1(uuid, text, integer, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.end_outputs_v1(p_manifest uuid, p_outcome text, p_files integer DEFAULT NULL::integer, p_problem text DEFAULT NULL::text, p_every_tenant boolean DEFAULT false) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_now      timestamptz := clock_timestamp();
+  v_manifest helix.manifest;
+begin
+  perform helix.enter_outputs(p_every_tenant);
+  select * into v_manifest from helix.manifest m where m.id = p_manifest for update;
+  if p_outcome = 'sealed' and v_manifest.state = 'granted' then
+    -- A publisher that sees no row of another tenant would otherwise seal without having published.
+    if p_files is distinct from v_manifest.files then
+      raise exception using errcode = 'invalid_parameter_value',
+        message = format('expected %s published files, got %s', v_manifest.files, coalesce(p_files::text, 'null'));
+    end if;
+    update helix.manifest m set state = 'sealed', sealed_at = v_now, problem = null, due_at = v_now
+    where m.id = p_manifest;
+    insert into helix.metric_change (tenant, name, queue, label, value)
+    values (v_manifest.tenant, 'helix_outputs_published_total', v_manifest.queue, '', v_manifest.files);
+  elsif p_outcome = 'blocked' and v_manifest.state = 'granted' then
+    update helix.manifest m
+    set state = 'blocked', problem = left(p_problem, 16000), due_at = null where m.id = p_manifest;
+  elsif p_outcome = 'cleaned' and v_manifest.state in ('sealed', 'lost') then
+    update helix.manifest m set due_at = null where m.id = p_manifest;
+    if v_manifest.state = 'lost' then
+      delete from helix.output o where o.manifest = p_manifest;
+    end if;
+  elsif p_outcome = 'removed' and v_manifest.state = 'removing' then
+    delete from helix.output o where o.manifest = p_manifest;
+    delete from helix.output_name n
+    where n.batch = v_manifest.batch
+      and not exists (select from helix.manifest m where m.batch = v_manifest.batch and m.id <> p_manifest
+                        and m.state in ('open', 'registered', 'granted', 'sealed', 'blocked', 'removing'));
+    -- The folder contains the identity.
+    update helix.manifest m set state = 'removed', due_at = null, folder = '', problem = null
+    where m.id = p_manifest;
+  end if;
+  return (select m.state from helix.manifest m where m.id = p_manifest);
+end
+$$;
+
+ALTER FUNCTION helix.end_outputs_v1(p_manifest uuid, p_outcome text, p_files integer, p_problem text, p_every_tenant boolean) OWNER TO helix_engine;
+
 -- Name: end_session_v1(bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.end_session_v1(p_hash bytea) RETURNS void
@@ -3421,6 +3564,21 @@ $$;
 
 ALTER FUNCTION helix.enter_for(p_tenant text) OWNER TO helix_engine;
 
+-- Name: enter_outputs(boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.enter_outputs(p_every_tenant boolean) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  perform helix.enter();
+  if p_every_tenant then
+    perform helix.enter_every_tenant();
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.enter_outputs(p_every_tenant boolean) OWNER TO helix_engine;
+
 -- Name: entry_hash(bytea[], bigint, smallint, timestamp with time zone, bigint, integer, helix.state, helix.state, helix.reason, boolean, text, bigint[], integer[], integer[], smallint[], bigint[], bytea[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_position bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]) RETURNS bytea
@@ -3473,7 +3631,8 @@ begin
     returning r.batch
   )
   select array_agg(distinct e.id) into v_done from (
-    select id from emptied union all select batch from unsaid) e;
+    select id from emptied union all select batch from unsaid
+    union all select unnest(helix.remove_outputs(v_mine))) e;
   delete from helix.difference d where d.batch = any (v_mine);
   if p_identity then
     perform helix.forget_keys(array_agg(w.queue), array_agg(w.limit_key)) from helix.work w
@@ -4938,6 +5097,17 @@ $$;
 
 ALTER FUNCTION helix.is_first_step(p_version integer, p_state helix.state, p_reason helix.reason, p_step boolean, p_attempt smallint, p_late boolean, p_before bigint, p_number bigint, p_nonce bigint, p_version_before integer, p_from helix.state, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text) OWNER TO helix_engine;
 
+-- Name: is_output_path(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.is_output_path(p_path text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $_$
+  select p_path is nfc normalized and octet_length(p_path) between 1 and 900
+     and p_path !~ E'[\\x01-\\x1f\\x7f]|^/|/$|//|(^|/)[.][.]?(/|$)'
+$_$;
+
+ALTER FUNCTION helix.is_output_path(p_path text) OWNER TO helix_engine;
+
 -- Name: is_plain(text, timestamp with time zone, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean) RETURNS boolean
@@ -6125,6 +6295,139 @@ end
 $$;
 
 ALTER FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text) OWNER TO helix_engine;
+
+-- Name: open_outputs_v1(text, bigint, integer, bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint) RETURNS SETOF helix.output_answer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_answer helix.output_answer;
+begin
+  perform helix.enter();
+  p_worker := helix.actor_of(p_worker);
+  v_answer := helix.output_holder(p_worker, p_batch, p_epoch, p_nonce, p_number);
+  if v_answer.answer = 'ok' then
+    insert into helix.manifest (batch, number, epoch, attempt, tenant, queue, worker, destination, folder)
+    select w.batch, w.number, w.epoch, w.attempt, q.tenant, q.name, p_worker, q.outputs,
+           helix.output_folder(w.batch)
+    from helix.work w join helix.queue q on q.id = w.queue
+    where w.batch = p_batch and q.outputs <> ''
+    on conflict (batch, number, epoch) do nothing;
+    select m.id, m.destination into v_answer.manifest, v_answer.destination from helix.manifest m
+    where m.batch = p_batch and m.number = p_number and m.epoch = p_epoch;
+    if not found then
+      v_answer.answer := 'none';
+    end if;
+  end if;
+  return next v_answer;
+end
+$$;
+
+ALTER FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint) OWNER TO helix_engine;
+
+-- Name: output_files_v1(uuid, text, integer, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.output_files_v1(p_manifest uuid, p_after text, p_limit integer, p_every_tenant boolean DEFAULT false) RETURNS TABLE(path text, name text, number integer, size bigint, sha256 bytea)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+begin
+  perform helix.enter_outputs(p_every_tenant);
+  return query
+    select o.path, helix.output_name(m.folder, o.path), o.number, o.size, o.sha256::bytea
+    from helix.manifest m join helix.output o on o.manifest = m.id
+    where m.id = p_manifest and o.path > p_after collate "C"
+    order by o.path limit least(p_limit, 5000);
+end
+$$;
+
+ALTER FUNCTION helix.output_files_v1(p_manifest uuid, p_after text, p_limit integer, p_every_tenant boolean) OWNER TO helix_engine;
+
+-- Name: output_folder(bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.output_folder(p_batch bigint) RETURNS text
+    LANGUAGE sql STABLE
+    AS $$
+  select q.tenant || '/' || q.name || '/'
+         || case when b.identity is null then '@' || helix.public_id(b.key)
+                 else helix.output_part(b.identity, E'[%/@\\x01-\\x1f\\x7f]|^[.]') end
+         || case when b.revision <> '' then '@' || helix.output_part(b.revision, E'[%/@\\x01-\\x1f\\x7f]') else '' end
+  from helix.batch b join helix.queue q on q.id = b.queue where b.id = p_batch
+$$;
+
+ALTER FUNCTION helix.output_folder(p_batch bigint) OWNER TO helix_engine;
+
+-- Name: output_grace(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.output_grace() RETURNS interval
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ select interval '1 h' $$;
+
+ALTER FUNCTION helix.output_grace() OWNER TO helix_engine;
+
+-- Name: output_hash(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.output_hash(p_destination text, p_name text) RETURNS bytea
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select sha256(convert_to(p_destination || '/' || p_name, 'UTF8'))
+$$;
+
+ALTER FUNCTION helix.output_hash(p_destination text, p_name text) OWNER TO helix_engine;
+
+-- Name: output_holder(text, bigint, integer, bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.output_holder(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint) RETURNS helix.output_answer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_answer helix.output_answer;
+begin
+  if cardinality((helix.lock_leases(p_worker, array[p_batch], array[p_epoch], array[p_nonce],
+                                    array[p_number])).batch) = 1 then
+    return row('ok', null, null, null, null, null)::helix.output_answer;
+  end if;
+  select a.answer, a.owner, a.state into v_answer.answer, v_answer.owner, v_answer.state
+  from helix.answer_rest('outputs', p_worker, '{}', array[p_batch], array[p_epoch], array[p_nonce],
+                         array[p_number], array[null::helix.reason]) a;
+  return v_answer;
+end
+$$;
+
+ALTER FUNCTION helix.output_holder(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint) OWNER TO helix_engine;
+
+-- Name: output_name(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.output_name(p_folder text, p_path text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select p_folder || '/'
+         || case when p_path !~ '%|[^/]{50}' then p_path else (
+              select string_agg(helix.output_part(s.part, '[%]'), '/' order by s.place)
+              from string_to_table(p_path, '/') with ordinality as s (part, place)) end
+$$;
+
+ALTER FUNCTION helix.output_name(p_folder text, p_path text) OWNER TO helix_engine;
+
+-- Name: output_part(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.output_part(p_text text, p_special text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select case when octet_length(e.text) <= 200 then e.text
+              else left(e.text, 32) || '%~' || encode(sha256(convert_to(p_text, 'UTF8')), 'hex') end
+  from (select case when p_text !~ p_special then p_text else (
+          select string_agg(case when c.char !~ p_special then c.char else
+                              regexp_replace(upper(encode(convert_to(c.char, 'UTF8'), 'hex')), '(..)', E'%\\1', 'g')
+                            end, '' order by c.place)
+          from regexp_split_to_table(p_text, '') with ordinality as c (char, place)) end as text) e
+$$;
+
+ALTER FUNCTION helix.output_part(p_text text, p_special text) OWNER TO helix_engine;
 
 -- Name: overdue_after(real); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -8976,6 +9279,32 @@ $$;
 
 ALTER FUNCTION helix.read_lost_by(p_queues integer[], p_worker text, p_look integer) OWNER TO helix_reader;
 
+-- Name: read_manifests_v1(uuid[], text, text, text, timestamp with time zone, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_manifests_v1(p_ids uuid[], p_tenant text DEFAULT NULL::text, p_queue text DEFAULT NULL::text, p_state text DEFAULT NULL::text, p_before timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_limit integer DEFAULT 100) RETURNS TABLE(manifest uuid, batch_id uuid, tenant text, queue text, state text, worker text, attempt smallint, destination text, folder text, files integer, bytes bigint, opened_at timestamp with time zone, granted_at timestamp with time zone, sealed_at timestamp with time zone, problem text)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+  select m.id, helix.public_id(b.key), m.tenant, m.queue,
+         -- The settlement grants, before a publisher writes it down.
+         case when m.state = 'registered' and w.state = 'COMPLETED'
+                   and (w.number, w.epoch) = (m.number, m.epoch) then 'granted' else m.state end,
+         m.worker, m.attempt, m.destination, m.folder, m.files, m.bytes, m.opened_at,
+         coalesce(m.granted_at, case when m.state = 'registered' and w.state = 'COMPLETED' then w.changed_at end),
+         m.sealed_at, m.problem
+  from helix.manifest m
+  join helix.batch b on b.id = m.batch
+  left join helix.work w on w.batch = m.batch
+  where (p_ids is null or m.batch in (select l.batch from helix.locate(p_ids) l))
+    and (p_tenant is null or m.tenant = p_tenant) and (p_queue is null or m.queue = p_queue)
+    and (p_state is null or m.state = p_state) and m.opened_at < p_before
+  order by m.opened_at desc, m.id limit least(p_limit, 1001)
+$$;
+
+ALTER FUNCTION helix.read_manifests_v1(p_ids uuid[], p_tenant text, p_queue text, p_state text, p_before timestamp with time zone, p_limit integer) OWNER TO helix_reader;
+
 -- Name: read_matches(bigint, helix.state, text, text); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text) RETURNS boolean
@@ -9200,6 +9529,24 @@ end
 $$;
 
 ALTER FUNCTION helix.read_outcomes_v1(p_ids uuid[], p_results boolean) OWNER TO helix_reader;
+
+-- Name: read_outputs_v1(uuid, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_outputs_v1(p_id uuid, p_after text DEFAULT ''::text, p_limit integer DEFAULT 100) RETURNS TABLE(path text, uri text, size bigint, sha256 bytea)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+  select o.path, m.destination || '/' || helix.output_name(m.folder, o.path), o.size, o.sha256::bytea
+  from helix.locate(array[p_id]) l
+  join helix.manifest m on m.batch = l.batch and m.state = 'sealed'
+  join helix.output o on o.manifest = m.id
+  where o.path > p_after collate "C"
+  order by o.path limit least(p_limit, 5001)
+$$;
+
+ALTER FUNCTION helix.read_outputs_v1(p_id uuid, p_after text, p_limit integer) OWNER TO helix_reader;
 
 -- Name: read_overview_v1(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -9455,6 +9802,8 @@ CREATE VIEW helix.queue_settings WITH (security_invoker='true') AS
     keep_cancelled_seconds,
     keep_decisions_seconds,
     stalled_after_seconds,
+    outputs,
+    outputs_after,
     created_at,
     updated_at,
     lost_position,
@@ -10537,6 +10886,68 @@ $$;
 
 ALTER FUNCTION helix.refuse_missing_entry(p_entry bigint) OWNER TO helix_engine;
 
+-- Name: manifest; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.manifest (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    opened_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    batch bigint NOT NULL,
+    number bigint NOT NULL,
+    epoch integer NOT NULL,
+    attempt smallint NOT NULL,
+    state text DEFAULT 'open'::text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    queue text NOT NULL,
+    worker text NOT NULL,
+    destination text NOT NULL,
+    folder text NOT NULL,
+    files integer,
+    bytes bigint,
+    due_at timestamp with time zone DEFAULT clock_timestamp(),
+    registered_at timestamp with time zone,
+    granted_at timestamp with time zone,
+    sealed_at timestamp with time zone,
+    problem helix.long_text,
+    CONSTRAINT manifest_destination_check CHECK (helix.is_destination(destination)),
+    CONSTRAINT manifest_state_check CHECK ((state = ANY (ARRAY['open'::text, 'registered'::text, 'granted'::text, 'sealed'::text, 'blocked'::text, 'lost'::text, 'removing'::text, 'removed'::text])))
+)
+WITH (fillfactor='70');
+
+ALTER TABLE ONLY helix.manifest FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.manifest OWNER TO helix_owner;
+
+-- Name: refuse_outputs(helix.manifest, text, text, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.refuse_outputs(p_manifest helix.manifest, p_worker text, p_path text, p_other bigint) RETURNS helix.output_answer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_other record;
+  v_note  text;
+begin
+  select helix.public_id(b.key) as id,
+         (select m.worker from helix.manifest m where m.batch = b.id order by m.opened_at desc limit 1) as worker
+  into v_other from helix.batch b where b.id = p_other;
+  v_note := left(format('the name %s/%s belongs to %s', p_manifest.destination,
+                        helix.output_name(p_manifest.folder, p_path),
+                        coalesce('batch ' || v_other.id, 'another tenant')), 1900);
+  insert into helix.refusal as r (batch, epoch, number, operation, tenant, worker, owner, state, why)
+  values (p_manifest.batch, p_manifest.epoch, p_manifest.number, 'outputs', p_manifest.tenant, p_worker,
+          v_other.worker, 'RUNNING', v_note)
+  on conflict (batch, number, epoch, operation, worker) do update
+    set times = r.times + 1, last_at = clock_timestamp();
+  delete from helix.output_name n where n.batch = p_manifest.batch;
+  delete from helix.output o where o.manifest = p_manifest.id;
+  update helix.manifest m set state = 'lost', problem = v_note, due_at = clock_timestamp()
+  where m.id = p_manifest.id;
+  return row('conflict', v_other.worker, 'RUNNING', p_manifest.id, p_manifest.destination,
+             v_note)::helix.output_answer;
+end
+$$;
+
+ALTER FUNCTION helix.refuse_outputs(p_manifest helix.manifest, p_worker text, p_path text, p_other bigint) OWNER TO helix_engine;
+
 -- Name: refuse_renumbering(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.refuse_renumbering() RETURNS trigger
@@ -10569,6 +10980,85 @@ end
 $$;
 
 ALTER FUNCTION helix.refuse_stale_fence(p_key bytea, p_actor text, p_what text, p_evidence bytea) OWNER TO helix_engine;
+
+-- Name: register_outputs_v1(text, bigint, integer, bigint, bigint, integer, text[], bigint[], bytea[], integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.register_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_first integer, p_path text[], p_size bigint[], p_sha256 bytea[], p_files integer DEFAULT NULL::integer) RETURNS SETOF helix.output_answer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_manifest helix.manifest;
+  v_answer   helix.output_answer;
+  v_wrong    text;
+  v_hash     bytea[];   -- of the final names
+  v_name     record;
+begin
+  perform helix.enter();
+  p_worker := helix.actor_of(p_worker);
+  perform helix.demand_parallel(cardinality(p_path), helix.shape(p_path), helix.shape(p_size),
+                                helix.shape(p_sha256));
+  v_answer := helix.output_holder(p_worker, p_batch, p_epoch, p_nonce, p_number);
+  if v_answer.answer <> 'ok' then
+    return next v_answer;
+    return;
+  end if;
+  select * into v_manifest from helix.manifest m
+  where m.batch = p_batch and m.number = p_number and m.epoch = p_epoch;
+  v_answer.manifest := v_manifest.id;
+  if v_manifest.state = 'registered' and v_manifest.files = p_files then
+    return next v_answer;   -- a repeat of the last page
+    return;
+  elsif v_manifest.state is distinct from 'open' then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('expected an open manifest, got %s', coalesce(v_manifest.state, 'none'));
+  end if;
+  select u.path into v_wrong from unnest(p_path) as u (path)
+  where helix.is_output_path(u.path) is not true
+     or octet_length(v_manifest.destination || helix.output_name(v_manifest.folder, u.path)) > 1000 limit 1;
+  if found then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('expected a relative path in NFC of at most 1,000 bytes with its destination, got %L',
+                       left(v_wrong, 1000));
+  end if;
+  v_hash := array(select helix.output_hash(v_manifest.destination, helix.output_name(v_manifest.folder, u.path))
+                  from unnest(p_path) with ordinality as u (path, place) order by u.place);
+  insert into helix.output_name as n (hash, batch, tenant)
+  select distinct u.hash, p_batch, v_manifest.tenant from unnest(v_hash) as u (hash) order by 1
+  on conflict do nothing;
+  -- Names of other tenants are invisible: they conflict and stay without an owner.
+  select u.path, n.batch into v_name
+  from unnest(p_path, v_hash) as u (path, hash)
+  left join lateral (select o.batch from helix.output_name o where o.hash = u.hash offset 0) n on true
+  where n.batch is distinct from p_batch limit 1;
+  if found then
+    return next helix.refuse_outputs(v_manifest, p_worker, v_name.path, v_name.batch);
+    return;
+  end if;
+  insert into helix.output (manifest, size, number, tenant, sha256, path)
+  select v_manifest.id, u.size, p_first + u.place - 1, v_manifest.tenant, u.sha256, u.path
+  from unnest(p_path, p_size, p_sha256) with ordinality as u (path, size, sha256, place)
+  on conflict do nothing;
+  if p_files is not null then
+    update helix.manifest m
+    set state = 'registered', files = t.files, bytes = t.bytes, registered_at = clock_timestamp()
+    from (select count(*)::integer as files, coalesce(sum(o.size), 0)::bigint as bytes,
+                 count(distinct o.number) as numbers
+          from helix.output o where o.manifest = v_manifest.id) t
+    where m.id = v_manifest.id and t.files = p_files and t.numbers = p_files;
+    if not found then
+      raise exception using errcode = 'invalid_parameter_value',
+        message = format('expected %s registered files, got %s', p_files,
+                         (select count(*) from helix.output o where o.manifest = v_manifest.id));
+    end if;
+  end if;
+  return next v_answer;
+end
+$$;
+
+ALTER FUNCTION helix.register_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_first integer, p_path text[], p_size bigint[], p_sha256 bytea[], p_files integer) OWNER TO helix_engine;
 
 -- Name: release_by_id_v1(uuid[], text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -10630,6 +11120,27 @@ end
 $$;
 
 ALTER FUNCTION helix.release_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_detail text) OWNER TO helix_engine;
+
+-- Name: remove_outputs(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.remove_outputs(p_batch bigint[]) RETURNS bigint[]
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_done bigint[];
+begin
+  perform helix.decide_outputs(array(select m.id from helix.manifest m where m.batch = any (p_batch)));
+  with removing as (
+    update helix.manifest m set state = 'removing', due_at = clock_timestamp()
+    where m.batch = any (p_batch) and m.state in ('granted', 'sealed', 'blocked', 'lost')
+    returning m.batch
+  )
+  select array_agg(distinct r.batch) into v_done from removing r;
+  return v_done;
+end
+$$;
+
+ALTER FUNCTION helix.remove_outputs(p_batch bigint[]) OWNER TO helix_engine;
 
 -- Name: renew_fences_v1(bytea[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -10887,6 +11398,7 @@ begin
   if p_batch = '{}' then
     return 0;
   end if;
+  perform helix.retire_outputs(p_batch);
   update helix.batch b
   set retired_at = v_now, ended_at = w.changed_at, entry = w.entry, version = w.version, state = w.state,
       attempt = w.attempt, identity = null, raw = null, revision = '', limit_key = null, payload = null,
@@ -10960,6 +11472,22 @@ end
 $$;
 
 ALTER FUNCTION helix.retire_due(p_limit integer) OWNER TO helix_engine;
+
+-- Name: retire_outputs(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.retire_outputs(p_batch bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  perform helix.decide_outputs(array(select m.id from helix.manifest m where m.batch = any (p_batch)));
+  perform helix.remove_outputs(array(
+    select distinct m.batch from helix.manifest m
+    join helix.queue q on q.tenant = m.tenant and q.name = m.queue
+    where m.batch = any (p_batch) and q.outputs_after = 'remove'));
+end
+$$;
+
+ALTER FUNCTION helix.retire_outputs(p_batch bigint[]) OWNER TO helix_engine;
 
 -- Name: retire_v1(text, text, helix.state, timestamp with time zone, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -11710,9 +12238,39 @@ $$;
 
 ALTER FUNCTION helix.set_gauges(p_names text[], p_new helix.metric[]) OWNER TO helix_engine;
 
--- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb, double precision, double precision, double precision, double precision, double precision, text, jsonb, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: set_output_root_v1(text, text, text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb, p_keep_completed_seconds double precision DEFAULT NULL::double precision, p_keep_failed_seconds double precision DEFAULT NULL::double precision, p_keep_cancelled_seconds double precision DEFAULT NULL::double precision, p_keep_decisions_seconds double precision DEFAULT NULL::double precision, p_stalled_after_seconds double precision DEFAULT NULL::double precision, p_resubmit_failed text DEFAULT NULL::text, p_placeholders jsonb DEFAULT NULL::jsonb, p_reason text DEFAULT NULL::text) RETURNS helix.queue
+CREATE FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean DEFAULT false) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter();
+  if not helix.is_destination(p_uri) then
+    raise exception using errcode = 'invalid_parameter_value', message = format(
+      'expected a root such as s3://bucket/prefix or file:///srv/outputs, got %L', left(p_uri, 200));
+  end if;
+  if p_removed then
+    delete from helix.output_root r where r.tenant = p_tenant and r.uri = p_uri;
+  else
+    insert into helix.output_root (tenant, uri, created_by)
+    values (p_tenant, p_uri, helix.actor_of(p_actor)) on conflict do nothing;
+  end if;
+  if not found then
+    return false;
+  end if;
+  insert into helix.decision (tenant, queue, kind, actor, detail)
+  values (p_tenant, 'output_root', 'setting', helix.actor_of(p_actor),
+          jsonb_build_object('uri', p_uri, 'removed', p_removed, 'reason', p_reason)::text);
+  return true;
+end
+$$;
+
+ALTER FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean) OWNER TO helix_engine;
+
+-- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb, double precision, double precision, double precision, double precision, double precision, text, jsonb, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb, p_keep_completed_seconds double precision DEFAULT NULL::double precision, p_keep_failed_seconds double precision DEFAULT NULL::double precision, p_keep_cancelled_seconds double precision DEFAULT NULL::double precision, p_keep_decisions_seconds double precision DEFAULT NULL::double precision, p_stalled_after_seconds double precision DEFAULT NULL::double precision, p_resubmit_failed text DEFAULT NULL::text, p_placeholders jsonb DEFAULT NULL::jsonb, p_outputs text DEFAULT NULL::text, p_outputs_after text DEFAULT NULL::text, p_reason text DEFAULT NULL::text) RETURNS helix.queue
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '5s'
@@ -11727,6 +12285,9 @@ declare
 begin
   perform helix.enter_for(p_tenant);
   v_class := helix.class_of(p_requires);
+  if p_outputs is not null then
+    perform helix.demand_root(p_tenant, p_outputs);
+  end if;
   -- The row first, with defaults; then one update that serves new and old queues alike.
   insert into helix.queue (tenant, name, profile)
   values (p_tenant, p_queue, coalesce(p_profile, 'text-v1')) on conflict do nothing;
@@ -11750,6 +12311,8 @@ begin
     keep_decisions_seconds = coalesce(p_keep_decisions_seconds, q.keep_decisions_seconds),
     stalled_after_seconds  = coalesce(p_stalled_after_seconds, q.stalled_after_seconds),
     resubmit_failed     = coalesce(p_resubmit_failed, q.resubmit_failed),
+    outputs             = coalesce(p_outputs, q.outputs),
+    outputs_after       = coalesce(p_outputs_after, q.outputs_after),
     updated_at          = clock_timestamp()
   where q.tenant = p_tenant and q.name = p_queue
   returning * into v_queue;
@@ -11778,7 +12341,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_reason text) OWNER TO helix_engine;
+ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_reason text) OWNER TO helix_engine;
 
 -- Name: settle(text, bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -12580,6 +13143,44 @@ end
 $$;
 
 ALTER FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer) OWNER TO helix_engine;
+
+-- Name: take_outputs_v1(integer, uuid[], boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[] DEFAULT NULL::uuid[], p_every_tenant boolean DEFAULT false) RETURNS SETOF helix.output_task
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_now  timestamptz := clock_timestamp();
+  v_held uuid[];
+begin
+  perform helix.enter_outputs(p_every_tenant);
+  if p_manifest is null then
+    v_held := array(select m.id from helix.manifest m where m.due_at <= v_now
+                    order by m.due_at limit p_limit for update skip locked);
+  else
+    v_held := array(select m.id from helix.manifest m where m.id = any (p_manifest) for update);
+  end if;
+  perform helix.decide_outputs(v_held);
+  update helix.manifest m
+  set state = case when m.state = 'blocked' and m.files is not null then 'granted' else m.state end,
+      due_at = case when m.state in ('open', 'registered') then v_now + interval '5 s'
+                    when m.state = 'lost' and m.due_at > v_now then m.due_at
+                    else v_now + interval '1 min' end
+  where m.id = any (v_held) and (m.due_at is not null or p_manifest is not null and m.state = 'blocked');
+  return query
+    select m.id, helix.public_id(b.key), m.tenant::text, m.queue,
+           case m.state when 'granted' then 'publish' when 'removing' then 'remove' else 'clean' end,
+           m.state, m.destination, m.files, m.sealed_at is not null
+    from helix.manifest m join helix.batch b on b.id = m.batch
+    where m.id = any (v_held) and m.due_at is not null
+      and (m.state in ('granted', 'removing', 'sealed') or m.state = 'lost' and m.due_at <= v_now + interval '1 min');
+end
+$$;
+
+ALTER FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean) OWNER TO helix_engine;
 
 -- Name: tenant_key_v1(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -13388,6 +13989,49 @@ ALTER TABLE ONLY helix.metric_change FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.metric_change OWNER TO helix_owner;
 
+-- Name: output; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.output (
+    manifest uuid NOT NULL,
+    size bigint NOT NULL,
+    number integer NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    sha256 helix.sha256 NOT NULL,
+    path text NOT NULL COLLATE pg_catalog."C",
+    CONSTRAINT output_number_check CHECK ((number >= 0)),
+    CONSTRAINT output_size_check CHECK ((size >= 0))
+);
+
+ALTER TABLE ONLY helix.output FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.output OWNER TO helix_owner;
+
+-- Name: output_name; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.output_name (
+    hash helix.sha256 NOT NULL,
+    batch bigint NOT NULL,
+    tenant helix.tenant_name NOT NULL
+);
+
+ALTER TABLE ONLY helix.output_name FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.output_name OWNER TO helix_owner;
+
+-- Name: output_root; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.output_root (
+    tenant helix.tenant_name NOT NULL,
+    uri text NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    created_by text NOT NULL,
+    CONSTRAINT output_root_uri_check CHECK (helix.is_destination(uri))
+);
+
+ALTER TABLE ONLY helix.output_root FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.output_root OWNER TO helix_owner;
+
 -- Name: result; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.result (
@@ -13542,7 +14186,7 @@ CREATE TABLE helix.refusal (
     last_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     "position" bigint DEFAULT helix.current_position() NOT NULL,
     hash helix.sha256 NOT NULL,
-    CONSTRAINT refusal_operation_check CHECK ((operation = ANY (ARRAY['start'::text, 'renew'::text, 'settle'::text, 'release'::text])))
+    CONSTRAINT refusal_operation_check CHECK ((operation = ANY (ARRAY['start'::text, 'renew'::text, 'settle'::text, 'release'::text, 'outputs'::text])))
 );
 
 ALTER TABLE ONLY helix.refusal FORCE ROW LEVEL SECURITY;
@@ -14065,10 +14709,35 @@ ALTER TABLE ONLY helix.ledger
 ALTER TABLE ONLY helix.login
     ADD CONSTRAINT login_pkey PRIMARY KEY (hash);
 
+-- Name: manifest manifest_batch_number_epoch_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.manifest
+    ADD CONSTRAINT manifest_batch_number_epoch_key UNIQUE (batch, number, epoch);
+
+-- Name: manifest manifest_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.manifest
+    ADD CONSTRAINT manifest_pkey PRIMARY KEY (id);
+
 -- Name: metric metric_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.metric
     ADD CONSTRAINT metric_pkey PRIMARY KEY (name, tenant, queue, label);
+
+-- Name: output_name output_name_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.output_name
+    ADD CONSTRAINT output_name_pkey PRIMARY KEY (hash);
+
+-- Name: output output_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.output
+    ADD CONSTRAINT output_pkey PRIMARY KEY (manifest, path);
+
+-- Name: output_root output_root_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.output_root
+    ADD CONSTRAINT output_root_pkey PRIMARY KEY (tenant, uri);
 
 -- Name: queue queue_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
@@ -14308,6 +14977,18 @@ CREATE INDEX ledger_event_feed ON helix.ledger_event USING btree (((ledger)::big
 
 CREATE INDEX ledger_event_position ON helix.ledger_event USING brin ("position") WITH (autosummarize='on');
 
+-- Name: manifest_due; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX manifest_due ON helix.manifest USING btree (tenant, due_at) WHERE (due_at IS NOT NULL);
+
+-- Name: manifest_list; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX manifest_list ON helix.manifest USING btree (tenant, opened_at, id);
+
+-- Name: output_name_batch; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX output_name_batch ON helix.output_name USING btree (batch);
+
 -- Name: refusal_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX refusal_age ON helix.refusal USING brin ("position") WITH (autosummarize='on');
@@ -14512,6 +15193,12 @@ CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.login FOR EACH
 
 ALTER TABLE helix.login ENABLE ALWAYS TRIGGER a_guard;
 
+-- Name: manifest a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.manifest FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.manifest ENABLE ALWAYS TRIGGER a_guard;
+
 -- Name: metric a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.metric FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -14523,6 +15210,24 @@ ALTER TABLE helix.metric ENABLE ALWAYS TRIGGER a_guard;
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.metric_change FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.metric_change ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: output a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.output FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.output ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: output_name a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.output_name FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.output_name ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: output_root a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.output_root FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.output_root ENABLE ALWAYS TRIGGER a_guard;
 
 -- Name: queue a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -14770,6 +15475,12 @@ CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.login FOR EACH STATEMEN
 
 ALTER TABLE helix.login ENABLE ALWAYS TRIGGER a_guard_truncate;
 
+-- Name: manifest a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.manifest FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.manifest ENABLE ALWAYS TRIGGER a_guard_truncate;
+
 -- Name: metric a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.metric FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -14781,6 +15492,24 @@ ALTER TABLE helix.metric ENABLE ALWAYS TRIGGER a_guard_truncate;
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.metric_change FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.metric_change ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: output a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.output FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.output ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: output_name a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.output_name FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.output_name ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: output_root a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.output_root FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.output_root ENABLE ALWAYS TRIGGER a_guard_truncate;
 
 -- Name: queue a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -14916,7 +15645,7 @@ ALTER TABLE helix.ledger ENABLE ALWAYS TRIGGER audit;
 
 -- Name: queue audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, tenant, name, profile, lease_seconds, max_attempts, backoff_seconds, backoff_max_seconds, key_limit, unknown, placeholders, resubmit_failed, paused, closed, class, payload_schema, result_schema, keep_completed_seconds, keep_failed_seconds, keep_cancelled_seconds, keep_decisions_seconds, stalled_after_seconds, created_at, lost_position, lost_batch, lost_version ON helix.queue FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,tenant,name,profile,lease_seconds,max_attempts,backoff_seconds,backoff_max_seconds,key_limit,unknown,placeholders,resubmit_failed,paused,closed,class,payload_schema,result_schema,keep_completed_seconds,keep_failed_seconds,keep_cancelled_seconds,keep_decisions_seconds,stalled_after_seconds,created_at,lost_position,lost_batch,lost_version');
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, tenant, name, profile, lease_seconds, max_attempts, backoff_seconds, backoff_max_seconds, key_limit, unknown, placeholders, resubmit_failed, paused, closed, class, payload_schema, result_schema, keep_completed_seconds, keep_failed_seconds, keep_cancelled_seconds, keep_decisions_seconds, stalled_after_seconds, outputs, outputs_after, created_at, lost_position, lost_batch, lost_version ON helix.queue FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,tenant,name,profile,lease_seconds,max_attempts,backoff_seconds,backoff_max_seconds,key_limit,unknown,placeholders,resubmit_failed,paused,closed,class,payload_schema,result_schema,keep_completed_seconds,keep_failed_seconds,keep_cancelled_seconds,keep_decisions_seconds,stalled_after_seconds,outputs,outputs_after,created_at,lost_position,lost_batch,lost_version');
 
 ALTER TABLE helix.queue ENABLE ALWAYS TRIGGER audit;
 
@@ -15162,6 +15891,10 @@ CREATE POLICY engine ON helix.ledger_event TO helix_engine USING (((current_sett
 
 CREATE POLICY engine ON helix.login TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
+-- Name: manifest engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.manifest TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
 -- Name: metric engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine ON helix.metric TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
@@ -15169,6 +15902,18 @@ CREATE POLICY engine ON helix.metric TO helix_engine USING (((current_setting('h
 -- Name: metric_change engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine ON helix.metric_change TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: output engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.output TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: output_name engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.output_name TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: output_root engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.output_root TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: queue engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -15238,6 +15983,10 @@ ALTER TABLE helix.fence_event ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.finding ENABLE ROW LEVEL SECURITY;
 
+-- Name: output_root for_all; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY for_all ON helix.output_root FOR SELECT TO helix_engine, helix_reader USING ((((tenant)::text = '*'::text) AND (cardinality(( SELECT helix.session_tenants() AS session_tenants)) > 0)));
+
 -- Name: intake; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.intake ENABLE ROW LEVEL SECURITY;
@@ -15265,6 +16014,10 @@ ALTER TABLE helix.login ENABLE ROW LEVEL SECURITY;
 -- Name: worker long_gone; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY long_gone ON helix.worker TO helix_engine USING ((last_seen < (statement_timestamp() - '30 days'::interval))) WITH CHECK (false);
+
+-- Name: manifest; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.manifest ENABLE ROW LEVEL SECURITY;
 
 -- Name: metric; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -15358,6 +16111,10 @@ CREATE POLICY operator ON helix.ledger_event FOR SELECT TO helix_operator USING 
 
 CREATE POLICY operator ON helix.login FOR SELECT TO helix_operator USING (true);
 
+-- Name: manifest operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.manifest FOR SELECT TO helix_operator USING (true);
+
 -- Name: metric operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.metric FOR SELECT TO helix_operator USING (true);
@@ -15365,6 +16122,18 @@ CREATE POLICY operator ON helix.metric FOR SELECT TO helix_operator USING (true)
 -- Name: metric_change operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.metric_change FOR SELECT TO helix_operator USING (true);
+
+-- Name: output operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.output FOR SELECT TO helix_operator USING (true);
+
+-- Name: output_name operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.output_name FOR SELECT TO helix_operator USING (true);
+
+-- Name: output_root operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.output_root FOR SELECT TO helix_operator USING (true);
 
 -- Name: queue operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -15409,6 +16178,18 @@ CREATE POLICY operator ON helix.worker_day FOR SELECT TO helix_operator USING (t
 -- Name: role_tenant operators_bind; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operators_bind ON helix.role_tenant TO helix_engine USING (pg_has_role(SESSION_USER, 'helix_operator'::name, 'usage'::text));
+
+-- Name: output; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.output ENABLE ROW LEVEL SECURITY;
+
+-- Name: output_name; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.output_name ENABLE ROW LEVEL SECURITY;
+
+-- Name: output_root; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.output_root ENABLE ROW LEVEL SECURITY;
 
 -- Name: role_tenant own_bindings; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -15502,6 +16283,10 @@ CREATE POLICY reader ON helix.ledger_event FOR SELECT TO helix_reader USING (COA
 
 CREATE POLICY reader ON helix.login FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
 
+-- Name: manifest reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.manifest FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
 -- Name: metric reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY reader ON helix.metric FOR SELECT TO helix_reader USING (COALESCE((tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
@@ -15509,6 +16294,18 @@ CREATE POLICY reader ON helix.metric FOR SELECT TO helix_reader USING (COALESCE(
 -- Name: metric_change reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY reader ON helix.metric_change FOR SELECT TO helix_reader USING (COALESCE((tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
+-- Name: output reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.output FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
+-- Name: output_name reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.output_name FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
+-- Name: output_root reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.output_root FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
 
 -- Name: queue reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -15808,6 +16605,10 @@ GRANT ALL ON FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues tex
 
 REVOKE ALL ON FUNCTION helix.claimable_queues(p_tenants text[], p_queues text[]) FROM PUBLIC;
 
+-- Name: FUNCTION is_destination(p_uri text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.is_destination(p_uri text) FROM PUBLIC;
+
 -- Name: TABLE queue; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.queue TO helix_engine;
@@ -16079,6 +16880,10 @@ GRANT SELECT(until) ON TABLE helix.fence TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.decide_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) FROM PUBLIC;
 
+-- Name: FUNCTION decide_outputs(p_manifest uuid[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.decide_outputs(p_manifest uuid[]) FROM PUBLIC;
+
 -- Name: FUNCTION declare_feed_v1(p_tenant text, p_feed text, p_actor text, p_ledger text, p_queue text, p_now boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.declare_feed_v1(p_tenant text, p_feed text, p_actor text, p_ledger text, p_queue text, p_now boolean) FROM PUBLIC;
@@ -16130,6 +16935,10 @@ GRANT ALL ON FUNCTION helix.demand_parallel(p_count integer, VARIADIC p_shapes t
 
 REVOKE ALL ON FUNCTION helix.demand_payloads(p_wanted boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.demand_payloads(p_wanted boolean) TO helix_reader;
+
+-- Name: FUNCTION demand_root(p_tenant text, p_uri text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.demand_root(p_tenant text, p_uri text) FROM PUBLIC;
 
 -- Name: FUNCTION demand_token_admin(p_tenant text, p_scopes text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16188,6 +16997,14 @@ REVOKE ALL ON FUNCTION helix.empty_letters(p_batch bigint[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.end_leases(p_batch bigint[], p_reason helix.reason, p_actor text, p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) FROM PUBLIC;
 
+-- Name: FUNCTION end_outputs_v1(p_manifest uuid, p_outcome text, p_files integer, p_problem text, p_every_tenant boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.end_outputs_v1(p_manifest uuid, p_outcome text, p_files integer, p_problem text, p_every_tenant boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.end_outputs_v1(p_manifest uuid, p_outcome text, p_files integer, p_problem text, p_every_tenant boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.end_outputs_v1(p_manifest uuid, p_outcome text, p_files integer, p_problem text, p_every_tenant boolean) TO helix_work;
+GRANT ALL ON FUNCTION helix.end_outputs_v1(p_manifest uuid, p_outcome text, p_files integer, p_problem text, p_every_tenant boolean) TO helix_operate;
+GRANT ALL ON FUNCTION helix.end_outputs_v1(p_manifest uuid, p_outcome text, p_files integer, p_problem text, p_every_tenant boolean) TO helix_delegate;
+
 -- Name: FUNCTION end_session_v1(p_hash bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.end_session_v1(p_hash bytea) FROM PUBLIC;
@@ -16211,6 +17028,10 @@ REVOKE ALL ON FUNCTION helix.enter_every_tenant() FROM PUBLIC;
 -- Name: FUNCTION enter_for(p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.enter_for(p_tenant text) FROM PUBLIC;
+
+-- Name: FUNCTION enter_outputs(p_every_tenant boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.enter_outputs(p_every_tenant boolean) FROM PUBLIC;
 
 -- Name: FUNCTION entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_position bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16559,6 +17380,10 @@ REVOKE ALL ON FUNCTION helix.is_empty(p_queue integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.is_first_step(p_version integer, p_state helix.state, p_reason helix.reason, p_step boolean, p_attempt smallint, p_late boolean, p_before bigint, p_number bigint, p_nonce bigint, p_version_before integer, p_from helix.state, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text) FROM PUBLIC;
 
+-- Name: FUNCTION is_output_path(p_path text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.is_output_path(p_path text) FROM PUBLIC;
+
 -- Name: FUNCTION is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean) FROM PUBLIC;
@@ -16812,6 +17637,48 @@ REVOKE ALL ON FUNCTION helix.number_that_fits(p_tenants helix.tenant_lanes[], p_
 REVOKE ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text) TO helix_admin;
+
+-- Name: FUNCTION open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint) TO helix_operator;
+GRANT ALL ON FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint) TO helix_work;
+
+-- Name: FUNCTION output_files_v1(p_manifest uuid, p_after text, p_limit integer, p_every_tenant boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.output_files_v1(p_manifest uuid, p_after text, p_limit integer, p_every_tenant boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.output_files_v1(p_manifest uuid, p_after text, p_limit integer, p_every_tenant boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.output_files_v1(p_manifest uuid, p_after text, p_limit integer, p_every_tenant boolean) TO helix_work;
+GRANT ALL ON FUNCTION helix.output_files_v1(p_manifest uuid, p_after text, p_limit integer, p_every_tenant boolean) TO helix_operate;
+GRANT ALL ON FUNCTION helix.output_files_v1(p_manifest uuid, p_after text, p_limit integer, p_every_tenant boolean) TO helix_delegate;
+
+-- Name: FUNCTION output_folder(p_batch bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.output_folder(p_batch bigint) FROM PUBLIC;
+
+-- Name: FUNCTION output_grace(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.output_grace() FROM PUBLIC;
+
+-- Name: FUNCTION output_hash(p_destination text, p_name text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.output_hash(p_destination text, p_name text) FROM PUBLIC;
+
+-- Name: FUNCTION output_holder(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.output_holder(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint) FROM PUBLIC;
+
+-- Name: FUNCTION output_name(p_folder text, p_path text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.output_name(p_folder text, p_path text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.output_name(p_folder text, p_path text) TO helix_reader;
+GRANT ALL ON FUNCTION helix.output_name(p_folder text, p_path text) TO helix_operator;
+
+-- Name: FUNCTION output_part(p_text text, p_special text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.output_part(p_text text, p_special text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.output_part(p_text text, p_special text) TO helix_reader;
+GRANT ALL ON FUNCTION helix.output_part(p_text text, p_special text) TO helix_operator;
 
 -- Name: FUNCTION overdue_after(p_seconds real); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -17233,6 +18100,12 @@ GRANT ALL ON FUNCTION helix.read_letters_v1(p_tenant text, p_status text, p_reas
 
 REVOKE ALL ON FUNCTION helix.read_lost_by(p_queues integer[], p_worker text, p_look integer) FROM PUBLIC;
 
+-- Name: FUNCTION read_manifests_v1(p_ids uuid[], p_tenant text, p_queue text, p_state text, p_before timestamp with time zone, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_manifests_v1(p_ids uuid[], p_tenant text, p_queue text, p_state text, p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_manifests_v1(p_ids uuid[], p_tenant text, p_queue text, p_state text, p_before timestamp with time zone, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_manifests_v1(p_ids uuid[], p_tenant text, p_queue text, p_state text, p_before timestamp with time zone, p_limit integer) TO helix_read;
+
 -- Name: FUNCTION read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text) FROM PUBLIC;
@@ -17265,6 +18138,12 @@ REVOKE ALL ON FUNCTION helix.read_of_run(p_tenant text, p_queue text, p_run bigi
 REVOKE ALL ON FUNCTION helix.read_outcomes_v1(p_ids uuid[], p_results boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_outcomes_v1(p_ids uuid[], p_results boolean) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_outcomes_v1(p_ids uuid[], p_results boolean) TO helix_read;
+
+-- Name: FUNCTION read_outputs_v1(p_id uuid, p_after text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_outputs_v1(p_id uuid, p_after text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_outputs_v1(p_id uuid, p_after text, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_outputs_v1(p_id uuid, p_after text, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_overview_v1(p_tenant text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -17459,6 +18338,16 @@ REVOKE ALL ON FUNCTION helix.refuse_fence_step(p_life bigint, p_from helix.fence
 
 REVOKE ALL ON FUNCTION helix.refuse_missing_entry(p_entry bigint) FROM PUBLIC;
 
+-- Name: TABLE manifest; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.manifest TO helix_engine;
+GRANT SELECT ON TABLE helix.manifest TO helix_reader;
+GRANT SELECT ON TABLE helix.manifest TO helix_operator;
+
+-- Name: FUNCTION refuse_outputs(p_manifest helix.manifest, p_worker text, p_path text, p_other bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.refuse_outputs(p_manifest helix.manifest, p_worker text, p_path text, p_other bigint) FROM PUBLIC;
+
 -- Name: FUNCTION refuse_renumbering(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.refuse_renumbering() FROM PUBLIC;
@@ -17466,6 +18355,12 @@ REVOKE ALL ON FUNCTION helix.refuse_renumbering() FROM PUBLIC;
 -- Name: FUNCTION refuse_stale_fence(p_key bytea, p_actor text, p_what text, p_evidence bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.refuse_stale_fence(p_key bytea, p_actor text, p_what text, p_evidence bytea) FROM PUBLIC;
+
+-- Name: FUNCTION register_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_first integer, p_path text[], p_size bigint[], p_sha256 bytea[], p_files integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.register_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_first integer, p_path text[], p_size bigint[], p_sha256 bytea[], p_files integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.register_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_first integer, p_path text[], p_size bigint[], p_sha256 bytea[], p_files integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.register_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_first integer, p_path text[], p_size bigint[], p_sha256 bytea[], p_files integer) TO helix_work;
 
 -- Name: FUNCTION release_by_id_v1(p_ids uuid[], p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -17478,6 +18373,10 @@ GRANT ALL ON FUNCTION helix.release_by_id_v1(p_ids uuid[], p_actor text, p_detai
 REVOKE ALL ON FUNCTION helix.release_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_detail text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.release_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_detail text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.release_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_detail text) TO helix_work;
+
+-- Name: FUNCTION remove_outputs(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.remove_outputs(p_batch bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION renew_fences_v1(p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -17532,6 +18431,10 @@ REVOKE ALL ON FUNCTION helix.retire(p_batch bigint[]) FROM PUBLIC;
 -- Name: FUNCTION retire_due(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.retire_due(p_limit integer) FROM PUBLIC;
+
+-- Name: FUNCTION retire_outputs(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.retire_outputs(p_batch bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION retire_v1(p_tenant text, p_queue text, p_state helix.state, p_before timestamp with time zone, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -17658,11 +18561,16 @@ GRANT SELECT ON TABLE helix.metric TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.set_gauges(p_names text[], p_new helix.metric[]) FROM PUBLIC;
 
--- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_reason text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_reason text) TO helix_operate;
+REVOKE ALL ON FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean) TO helix_operator;
+
+-- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_reason text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_reason text) TO helix_operate;
 
 -- Name: FUNCTION settle(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -17779,6 +18687,14 @@ GRANT ALL ON FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) TO he
 REVOKE ALL ON FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer) TO helix_payloads;
+
+-- Name: FUNCTION take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean) TO helix_work;
+GRANT ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean) TO helix_operate;
+GRANT ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean) TO helix_delegate;
 
 -- Name: FUNCTION tenant_key_v1(p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -18015,6 +18931,24 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.login TO helix_engine;
 -- Name: TABLE metric_change; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.metric_change TO helix_engine;
+
+-- Name: TABLE output; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.output TO helix_engine;
+GRANT SELECT ON TABLE helix.output TO helix_reader;
+GRANT SELECT ON TABLE helix.output TO helix_operator;
+
+-- Name: TABLE output_name; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.output_name TO helix_engine;
+GRANT SELECT ON TABLE helix.output_name TO helix_reader;
+GRANT SELECT ON TABLE helix.output_name TO helix_operator;
+
+-- Name: TABLE output_root; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.output_root TO helix_engine;
+GRANT SELECT ON TABLE helix.output_root TO helix_reader;
+GRANT SELECT ON TABLE helix.output_root TO helix_operator;
 
 -- Name: TABLE result; Type: ACL; Schema: helix; Owner: helix_owner
 

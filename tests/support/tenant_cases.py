@@ -29,6 +29,8 @@ class Loot:
     fences: dict[str, bytes]
     fence_numbers: dict[str, tuple[int, int]]  # epoch and number of their tokens
     event: tuple[int, int]  # the position of the feed's next event
+    manifest: uuid.UUID  # sealed
+    published: uuid.UUID  # its batch
 
 
 def deliver_for_b(b):
@@ -82,13 +84,32 @@ def batches_of_b(b, op):
     retired, failed, cancelled, completed = work(4)
     b.complete([retired])
     assert b.rows("select helix.retire_v1('b', 'shared', 'COMPLETED', 'infinity')") == [(1,)]
+    register_for_b(b, completed)
     b.complete([completed])
     b.fail([failed], permanent=True)
     op.decide("cancel", [cancelled.public_id])
     assert b.complete([cancelled]) == ["refused"]
     # The last is overdue at once, so that a reaper has something to do.
     held = work(1) + work(1, start=False) + work(1, seconds=0.05)
+    b.call("open_outputs_v1", worker=f"{WORD}-worker", **token(held[0]))
     return ids, held
+
+
+def register_for_b(b, lease):
+    """Outputs of b that are sealed when the lease is completed and `seal_for_b` was called."""
+    b.call("open_outputs_v1", worker=f"{WORD}-worker", **token(lease))
+    b.call("register_outputs_v1", **page(lease, 1))
+
+
+def token(lease):
+    return {name: getattr(lease, name) for name in ("batch", "epoch", "nonce", "number")}
+
+
+def page(lease, files=None):
+    return {
+        "worker": f"{WORD}-worker", **token(lease), "first": 0, "path": [f"{WORD}/file"],
+        "size": [1], "sha256": [b"h" * 32], "files": files,
+    }  # fmt: skip
 
 
 def tenants_at_work(database):
@@ -100,7 +121,9 @@ def tenants_at_work(database):
     ):
         a.queue("a", "shared")
         a.submit("mine-1", "mine-2", queue="shared")
-        b.queue("b", "shared", key_limit=1, backoff_seconds=0)
+        root = {"tenant": "b", "uri": f"memory://{WORD}-root"}
+        op.call("set_output_root_v1", **root, actor=WORD, reason="x")
+        b.queue("b", "shared", key_limit=1, backoff_seconds=0, outputs=root["uri"])
         b.queue("b", f"{WORD}-queue", requires=f'{{"labels":{{"{WORD}":"1"}}}}')
         b.queue("b", f"{WORD}-paused", paused=True)
         b.queue("b", f"{WORD}-empty")
@@ -110,6 +133,8 @@ def tenants_at_work(database):
             service.call("hello_v1", worker=f"{WORD}-far", free='{"gpus":1}')
 
         ids, held = batches_of_b(b, op)
+        [(sealed, published)] = b.call("take_outputs_v1", "manifest, batch_id", limit=1)
+        b.call("end_outputs_v1", manifest=sealed, outcome="sealed", files=1)
         fences = fence_every_way(b, "b", WORD)
         b.call(
             "declare_ledger_v1", tenant="b", ledger="shared", actor=WORD, machine='{"A": []}',
@@ -149,7 +174,8 @@ def tenants_at_work(database):
         "select b.key from helix.batch b join helix.queue q on q.id = b.queue where q.tenant = 'b'"
     )
     [event] = database.rows("select feed_position, id from helix.ledger_event where tenant = 'b'")
-    return Loot(ids, [key for (key,) in keys], held, request, fences, numbers, event)
+    keys = [key for (key,) in keys]
+    return Loot(ids, keys, held, request, fences, numbers, event, sealed, published)
 
 
 # Each function that reads, asked for what is b's, and for everything.
@@ -232,6 +258,8 @@ READS = {
         {"tenant": "b", "queue": queue, "seconds": 60, "since": "-infinity", "until": "infinity"}
         for queue in ("", "shared")
     ],
+    "read_manifests_v1": lambda loot: [{"ids": loot.ids}, {"ids": None, "tenant": "b"}],
+    "read_outputs_v1": lambda loot: [{"id": loot.published}],
     "read_refusals_v1": lambda _: [{"tenant": "b", "queue": None}],
     "read_waiting_v1": lambda _: [{"tenant": "b", "queue": "shared"}],
     "read_proof_v1": lambda loot: [{"id": item} for item in loot.ids],
@@ -433,4 +461,12 @@ CASES = {
     "count_stream_v1": lambda _: group("b") | {"deliveries": 9},
     "look_stream_v1": lambda _: group("b") | {"seconds": 0, "figures": '{"lag": 9}'},
     "stream_groups_v1": lambda _: {"seconds": 0},
+    "open_outputs_v1": lambda loot: {"worker": f"{WORD}-worker", **token(loot.held[1])},
+    "register_outputs_v1": lambda loot: page(loot.held[0]),
+    "take_outputs_v1": lambda loot: {"limit": 10, "manifest": [loot.manifest]},
+    "output_files_v1": lambda loot: {"manifest": loot.manifest, "after": "", "limit": 10},
+    "end_outputs_v1": lambda loot: {"manifest": loot.manifest, "outcome": "cleaned"},
+    "set_output_root_v1": lambda _: {
+        "tenant": "b", "uri": "file:///eve", "actor": "eve", "reason": "x",
+    },
 }  # fmt: skip

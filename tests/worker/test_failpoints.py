@@ -20,8 +20,9 @@ from helixqueue import Queue, State
 from helixqueue.failpoints import POINTS
 from tests.support.faults import FaultProxy
 from tests.support.lab import wait_until
+from tests.support.shift import proven
 from tests.worker import app
-from tests.worker.conftest import Process, effects, proven
+from tests.worker.conftest import Process, effects
 
 LEASE = 2.0
 # What it may take on a busy machine beside the leases themselves.

@@ -29,7 +29,8 @@ from helixqueue import (
 from helixqueue.client.backend import backend_of
 from helixqueue.transport.protocol import ClaimResult
 from tests.support.lab import wait_until
-from tests.worker.conftest import effects, proven, take_over
+from tests.support.shift import proven
+from tests.worker.conftest import effects, take_over
 
 
 class Basecall(BaseModel):

@@ -15,8 +15,9 @@ from helixqueue import AsyncLease, HelixQueue, Lease, NoResult, Queue, State
 from helixqueue.client.backend import backend_of
 from tests.support.faults import FaultProxy
 from tests.support.lab import wait_until
+from tests.support.shift import proven
 from tests.worker import app
-from tests.worker.conftest import effects, lease_end, proven
+from tests.worker.conftest import effects, lease_end
 
 PROOF = bool(os.environ.get("HELIX_PROOF"))
 

@@ -24,7 +24,8 @@ from helixqueue import (
 )
 from helixqueue.log.events import WORKER_LOG
 from tests.support.faults import FaultProxy
-from tests.worker.conftest import effects, proven
+from tests.support.shift import proven
+from tests.worker.conftest import effects
 
 WRITE = "insert into public.effect (queue, identity) values (%s, %s)"
 

@@ -18,8 +18,9 @@ from helixqueue.worker import retry
 from tests.support.database import Database
 from tests.support.lab import wait_until
 from tests.support.own_server import new_server
+from tests.support.shift import proven
 from tests.support.standby import Standby
-from tests.worker.conftest import effects, make_effects, proven
+from tests.worker.conftest import effects, make_effects
 
 LONG = 60.0  # on a busy machine
 

@@ -11,7 +11,7 @@ import pytest
 from helixqueue import Queue
 from helixqueue.records.lease import lease_nonce
 from tests.support.lab import Lab
-from tests.worker.conftest import proven
+from tests.support.shift import proven
 
 
 @pytest.fixture

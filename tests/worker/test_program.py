@@ -14,7 +14,8 @@ import pytest
 from helixqueue import NoResult, Queue, State
 from tests.support.faults import FaultProxy
 from tests.support.lab import wait_until
-from tests.worker.conftest import ROOT, lease_end, proven
+from tests.support.shift import proven
+from tests.worker.conftest import ROOT, lease_end
 
 
 def started(database, name, command, *options, dsn=None):

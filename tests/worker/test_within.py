@@ -11,7 +11,8 @@ from sqlalchemy import text
 from helixqueue import AsyncLease, Lease, LeaseLost, NotInTransaction, Queue, State
 from helixqueue.client.backend import backend_of
 from tests.support.connections import ASYNC, SYNC
-from tests.worker.conftest import effects, proven, take_over
+from tests.support.shift import proven
+from tests.worker.conftest import effects, take_over
 
 
 async def awaited(value):

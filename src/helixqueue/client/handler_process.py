@@ -31,6 +31,7 @@ from helixqueue.worker.options import WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from typing import TextIO
 
     from helixqueue.transport.protocol import Transport
@@ -88,6 +89,16 @@ class HandlerProcessHandle:
     def stop_renewal(self, attempt: Attempt) -> None:
         self._channel.send({"stop_renewal": attempt.settled_as})
 
+    def stage_outputs(self, attempt: Attempt) -> None:
+        if attempt.output_directory is not None:
+            self._channel.send({"stage_outputs": True})
+            failed = self._channel.receive()["failed"]
+            attempt.staged = []
+            if failed is not None:
+                raise outcomes.AttemptFailure(
+                    outcomes.FailureClass.OUTPUTS, failed[0], permanent=failed[1]
+                )
+
 
 class _RemoteAttempt(Attempt):
     """An attempt that reports its progress to the worker."""
@@ -98,6 +109,12 @@ class _RemoteAttempt(Attempt):
 
     def report_progress(self, fraction: float | None, note: str) -> None:
         self._channel.send({"progress": [fraction, note]})
+
+    def make_output_directory(self) -> Path:
+        """A directory that the worker knows, and removes also if this process is killed."""
+        if self.output_directory is None:
+            self._channel.send({"output_directory": str(super().make_output_directory())})
+        return super().make_output_directory()
 
 
 def main(descriptor: int) -> None:

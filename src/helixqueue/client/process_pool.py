@@ -14,10 +14,11 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.client.backend import backend_of
-from helixqueue.errors import LeaseLost, Refused
+from helixqueue.errors import HelixError, LeaseLost, Refused
 from helixqueue.records.lease import Settlement, read_token
 from helixqueue.worker.outcomes import AttemptFailure, FailureClass, ReportedFailure
 from helixqueue.worker.program import exit_failure
@@ -132,6 +133,10 @@ class HandlerProcess:
             elif "stop_renewal" in message:
                 attempt.settled_as, attempt.unconfirmed = message["stop_renewal"], None
                 handle.stop_renewal(attempt)
+            elif "output_directory" in message:
+                attempt.output_directory = Path(message["output_directory"])
+            elif "stage_outputs" in message:
+                self.send({"failed": await _stage(attempt, handle)})
             else:
                 self.is_idle = True
                 return _read_outcome(attempt, message)
@@ -142,6 +147,17 @@ class HandlerProcess:
             os.killpg(self.pid, signal.SIGKILL)
         self._writer.close()
         await asyncio.shield(self._process.wait())
+
+
+async def _stage(attempt: Attempt, handle: WorkerHandle) -> tuple[str, bool] | None:
+    """Stage the files of the attempt; returns why it failed and whether that is permanent."""
+    try:
+        await handle.stage_outputs_async(attempt)
+    except AttemptFailure as failure:
+        return str(failure), failure.permanent
+    except HelixError as error:
+        return str(error), False
+    return None
 
 
 def _read_outcome(attempt: Attempt, outcome: dict[str, Any]) -> Any:

@@ -72,6 +72,23 @@ def log_write(
     )
 
 
+def log_name_conflict(worker: str, row: LeaseRow, owner: str | None, note: str | None) -> None:
+    """Log that an output file was refused because its name belongs to another batch."""
+    event(
+        WORKER_LOG,
+        logging.ERROR,
+        "outputs",
+        reason=note,
+        tenant=row.tenant,
+        queue=row.queue,
+        batch=row.batch_id,
+        attempt=row.attempt,
+        worker=worker,
+        conflicting_worker=owner,
+        decision="refused",
+    )
+
+
 def log_refused_identities(queue: str, refused: Sequence[tuple[bytes, str]]) -> None:
     """Log raw bytes and reasons of identities that violate their profile, or are missing.
 

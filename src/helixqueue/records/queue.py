@@ -39,6 +39,8 @@ class QueueRow:
     # What a new source does to a FAILED batch: nothing, or a retry.
     resubmit_failed: Literal["answer", "retry"] = "answer"
     placeholders: Sequence[str] = ()  # texts that count as no identity
+    outputs: str = ""  # destination of output files; empty: none
+    outputs_after: Literal["keep", "remove"] = "keep"  # when retention removes the batch
 
 
 def _kept(rows: str, option: str) -> Param:
@@ -117,6 +119,17 @@ class QueueSettings(TypedDict, total=False):
         Param(
             "What a new source does to a FAILED batch: answer (nothing) or retry.", metavar="RULE"
         ),
+    ]
+    outputs: Annotated[
+        str,
+        Param(
+            "Destination of output files, below a root of an operator; empty: none.",
+            example="s3://lab/runs", least=0, length=500, metavar="URI",
+        ),
+    ]  # fmt: skip
+    outputs_after: Annotated[
+        Literal["keep", "remove"],
+        Param("Output files of batches that retention removes: keep or remove.", metavar="RULE"),
     ]
 
 

@@ -156,3 +156,9 @@ class _Hand:
 
     def stop_renewal(self, attempt: Attempt) -> None:
         """Nor here."""
+
+    def stage_outputs(self, attempt: Attempt) -> None:
+        """No file is published here."""
+
+    async def stage_outputs_async(self, attempt: Attempt) -> None:
+        """Nor here."""

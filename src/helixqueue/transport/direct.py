@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import psycopg
 from psycopg import sql
 
-from helixqueue.engine import calls, reads
+from helixqueue.engine import calls, outputs, reads
 from helixqueue.errors import HelixError
 from helixqueue.failpoints import failpoint
 from helixqueue.postgres.caller_transaction import translating
@@ -43,6 +43,7 @@ class PostgresTransport:
     """The connections of one worker to one database."""
 
     calls = calls
+    output_calls = outputs
 
     def __init__(
         self,

@@ -66,6 +66,10 @@ class Transport(Protocol):
     def calls(self) -> Any:
         """The module of calls that `run` takes: `engine.calls` or `transport.http.calls`."""
 
+    @property
+    def output_calls(self) -> Any:
+        """The same for calls about output files."""
+
     async def run(self, call: AnyCall[T]) -> T: ...
 
     async def claim(self, request: ClaimRequest) -> ClaimResult:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from uuid import UUID
 
+    from helixqueue.outputs.scratch import ScratchFile
     from helixqueue.transport.protocol import LeaseRow, Settlement
 
 # A worker that could not renew a lease abandons it this fraction of its length before its end.
@@ -42,6 +46,10 @@ class Attempt:
     # Refused in a transaction and rolled back with it. It is sent again, to keep the refusal.
     refused: Settlement | None = None
     progress: tuple[float | None, str] | None = None
+    output_directory: Path | None = None  # where its handler writes output files
+    # What was staged for it, and the manifest in which that is registered.
+    staged: list[ScratchFile] | None = None
+    manifest: UUID | None = None
     _on_stop: tuple[Callable[[], object], ...] = ()
 
     def __init__(self, row: LeaseRow, claimed_at: float) -> None:
@@ -75,6 +83,12 @@ class Attempt:
         self._on_stop += (callback,)
         if self.stop_kind is not None:
             callback()
+
+    def make_output_directory(self) -> Path:
+        """The directory for output files; the executor removes it."""
+        if self.output_directory is None:
+            self.output_directory = Path(tempfile.mkdtemp(prefix="helix-out-"))
+        return self.output_directory
 
     def report_progress(self, fraction: float | None, note: str) -> None:
         self.progress = (fraction, note)

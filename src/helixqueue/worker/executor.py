@@ -79,10 +79,14 @@ class Executor:
                 settlement = Settlement(row.batch, row.token, "completed")
             else:
                 settlement = await outcomes.completed_async(row, handler.queue, schema, value)
+            if attempt.output_directory is not None:
+                await self._in_flight.outputs.stage_finished(attempt)
         except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 - of any handler
             settlement = self._failed(attempt, handler, started, error)
         ended = time.monotonic()
         self._capacity.record(ended - started)
+        if attempt.output_directory is not None:
+            await self._in_flight.outputs.remove_directory(attempt)
         if (
             attempt.settled_as is not None
             or attempt.unconfirmed is not None
@@ -127,7 +131,10 @@ class Executor:
             self._record_commit(attempt, unconfirmed, committed=committed)
         counts = self._in_flight.counts
         if attempt.settled_as is not None:
-            counts.completed += attempt.settled_as == "completed"
+            if attempt.settled_as == "completed":
+                counts.completed += 1
+                if attempt.manifest is not None:
+                    self._in_flight.outputs.publish(attempt.manifest)
             counts.failed += attempt.settled_as == "failed"
             self._in_flight.forget(attempt)
             self._claimer.slot_freed()

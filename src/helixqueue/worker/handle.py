@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     )
     from helixqueue.worker.attempt import Attempt
     from helixqueue.worker.heartbeat import Heartbeat
+    from helixqueue.worker.output_files import OutputFiles
 
 
 class WorkerHandle(Protocol):
@@ -50,6 +51,11 @@ class WorkerHandle(Protocol):
     def stop_renewal(self, attempt: Attempt) -> None:
         """The settlement has committed. The handler may continue."""
 
+    def stage_outputs(self, attempt: Attempt) -> None:
+        """Stage and register the output files, before a transaction completes the batch."""
+
+    async def stage_outputs_async(self, attempt: Attempt) -> None: ...
+
 
 class InProcessHandle:
     """For handlers in the worker's own process."""
@@ -60,12 +66,14 @@ class InProcessHandle:
         heartbeat: Heartbeat,
         submit: Callable[..., Any],
         submit_async: Callable[..., Any],
+        outputs: OutputFiles,
     ) -> None:
         self.worker = transport.worker
         self.transactions = transport.transactions
         self.async_transactions = transport.async_transactions
         self.submit, self.submit_async = submit, submit_async
         self._heartbeat = heartbeat
+        self._outputs = outputs
         self._loop = asyncio.get_running_loop()
 
     def set_process_group(self, attempt: Attempt, group: int | None) -> None:
@@ -85,3 +93,12 @@ class InProcessHandle:
 
     def stop_renewal(self, attempt: Attempt) -> None:
         self._loop.call_soon_threadsafe(self._heartbeat.drop_lease, attempt.row)
+
+    def stage_outputs(self, attempt: Attempt) -> None:
+        if attempt.output_directory is not None:
+            stage = self._outputs.stage(attempt)
+            asyncio.run_coroutine_threadsafe(stage, self._loop).result()
+
+    async def stage_outputs_async(self, attempt: Attempt) -> None:
+        if attempt.output_directory is not None:
+            await self._outputs.stage(attempt)

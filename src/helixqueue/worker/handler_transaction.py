@@ -65,7 +65,10 @@ class Transaction(DeferredSettlement[R]):
         return self._handle.submit(queue, within=self.connection, **options)
 
     def _settle(self, transactions: HandlerTransactions) -> None:
-        settlement = self._attempt.unconfirmed = self._required_settlement()
+        settlement = self._required_settlement()
+        if settlement.outcome == "completed":
+            self._handle.stage_outputs(self._attempt)
+        self._attempt.unconfirmed = settlement
         self._handle.pause_renewal(self._attempt)
         self._require_held()
         seconds = self._attempt.row.lease_seconds
@@ -93,6 +96,8 @@ class CallerTransaction(CallerSettlement[R]):
         self._require_held()
         if self._handle.transactions is None:
             raise no_transactions()
+        if settlement.outcome == "completed":
+            self._handle.stage_outputs(self._attempt)
         # Unconfirmed until the ledger shows it: the caller may roll back, or never commit.
         earlier, self._attempt.unconfirmed = self._attempt.unconfirmed, settlement
         self._handle.pause_renewal(self._attempt, always=True)

@@ -64,7 +64,10 @@ class AsyncTransaction(DeferredSettlement[R]):
         return await self._handle.submit_async(queue, within=self.connection, **options)
 
     async def _settle(self, transactions: AsyncHandlerTransactions) -> None:
-        settlement = self._attempt.unconfirmed = self._required_settlement()
+        settlement = self._required_settlement()
+        if settlement.outcome == "completed":
+            await self._handle.stage_outputs_async(self._attempt)
+        self._attempt.unconfirmed = settlement
         await self._handle.pause_renewal_async(self._attempt)
         self._require_held()
         seconds = self._attempt.row.lease_seconds
@@ -94,6 +97,8 @@ class AsyncCallerTransaction(CallerSettlement[R]):
         self._require_held()
         if self._handle.async_transactions is None:
             raise no_transactions()
+        if settlement.outcome == "completed":
+            await self._handle.stage_outputs_async(self._attempt)
         # Unconfirmed until the ledger shows it: the caller may roll back, or never commit.
         earlier, self._attempt.unconfirmed = self._attempt.unconfirmed, settlement
         await self._handle.pause_renewal_async(self._attempt, always=True)

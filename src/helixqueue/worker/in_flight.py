@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from helixqueue.transport.protocol import LeaseRow, Settlement, WriteResult
     from helixqueue.worker.heartbeat import Heartbeat
+    from helixqueue.worker.output_files import OutputFiles
 
 LOG = logging.getLogger("helixqueue.worker")
 
@@ -28,6 +29,7 @@ class InFlight:
     def __init__(self, worker: str) -> None:
         self.worker = worker
         self.heartbeat: Heartbeat  # set by the worker: each of the two needs the other
+        self.outputs: OutputFiles  # set by the worker
         self.counts = WorkSummary()
         self.held: dict[int, Attempt] = {}
         self.ready: deque[Attempt] = deque()  # to be taken by a slot
@@ -92,6 +94,8 @@ class InFlight:
             if result.answer == "ok" or result.answer == "repeat":  # noqa: PLR1714 - for every batch
                 if settlement.outcome == "completed":
                     counts.completed += 1
+                    if attempt.manifest is not None:
+                        self.outputs.publish(attempt.manifest)
                 else:
                     counts.failed += 1
                 if result.mismatch:

@@ -13,6 +13,7 @@ from typing_extensions import TypeVar
 
 from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, key_text
+from helixqueue.outputs.scratch import output_path
 from helixqueue.records.lease import SealedToken
 from helixqueue.worker.handler_transaction import CallerTransaction, Transaction
 from helixqueue.worker.handler_transaction_async import AsyncCallerTransaction, AsyncTransaction
@@ -20,6 +21,7 @@ from helixqueue.worker.handler_transaction_async import AsyncCallerTransaction, 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from pathlib import Path
     from uuid import UUID
 
     from helixqueue.queues import Queue
@@ -131,6 +133,16 @@ class _BaseLease(Generic[P, R]):
             "attempt": self.attempt,
         }
         return _LeaseLogger(LOG, fields)
+
+    def output(self, name: str) -> Path:
+        """Where to write the output file `name`, such as "reads/a.fastq".
+
+        The worker publishes it when the batch is completed, in the destination of the queue. What
+        an attempt that failed or lost its lease wrote is never published.
+        """
+        if self._attempt.staged is not None:
+            raise Refused(f"output {name!a}: expected it before the lease is settled")
+        return output_path(self._attempt.make_output_directory(), name)
 
     def progress(self, fraction: float | None = None, note: str = "") -> None:
         """Report progress from 0 to 1, shown to operators. It is cheap: call it often."""

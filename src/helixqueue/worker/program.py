@@ -59,7 +59,9 @@ class Program:
             payload = home / "payload.json"
             payload.write_text(row.payload or "null", encoding="utf-8")
             result = home / "result.json"
-            process = await self._start(_environment(attempt, payload, result), home)
+            environment = _environment(attempt, payload, result)
+            environment["HELIX_OUT"] = str(attempt.make_output_directory())
+            process = await self._start(environment, home)
             handle.set_process_group(attempt, process.pid)
             streams = [CapturedStream(logs, name) for name in ("stdout", "stderr")]
             try:

@@ -32,6 +32,7 @@ from helixqueue.worker.health import WorkerHealth
 from helixqueue.worker.heartbeat import Heartbeat
 from helixqueue.worker.in_flight import InFlight
 from helixqueue.worker.metrics import metrics_endpoint
+from helixqueue.worker.output_files import OutputFiles
 from helixqueue.worker.retry import with_retries
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Worker:
         self._handlers = handlers
         self._in_flight = InFlight(transport.worker)
         self._heartbeat = self._in_flight.heartbeat = Heartbeat(transport.spec, self._in_flight)
+        self._outputs = self._in_flight.outputs = OutputFiles(transport)
         self.health = WorkerHealth(options.slots, self._in_flight)
         self._capacity = Capacity(options, self._in_flight, self.health.handlers)
         self._claimer = Claimer(
@@ -83,7 +85,9 @@ class Worker:
             health=self.health,
             options=options,
         )
-        self._handle = InProcessHandle(transport, self._heartbeat, submit, submit_async)
+        self._handle = InProcessHandle(
+            transport, self._heartbeat, submit, submit_async, self._outputs
+        )
         self._executor = Executor(
             transport,
             handlers,
@@ -106,6 +110,7 @@ class Worker:
             finally:
                 with suppress(HelixError, TimeoutError):
                     await asyncio.wait_for(self._report(ended=True), END_SECONDS)
+                await self._outputs.close(options.grace_seconds)
                 closing = [handler.close() for handler in self._handlers.values()]
                 await asyncio.gather(self._heartbeat.close(), self._transport.close(), *closing)
         return self.health.counts
@@ -114,6 +119,7 @@ class Worker:
         # If one of these ends, leases would be held without work or without supervision.
         loops = [self._run_slot] * self._options.slots
         loops += [self._claimer.run, self._watch_leases, self._release_waiting, self._say_hello]
+        loops += [self._outputs.publish_due]
         tasks = [asyncio.create_task(loop()) for loop in loops]
         ends = [asyncio.create_task(self._stop.wait())]
         if self._options.until_idle:

@@ -63,6 +63,21 @@ create domain helix.moment as timestamptz check (value between '1970-01-01 UTC' 
 
 create domain helix.lease_seconds as real check (value between 0.05 and 86400);
 
+-- A place for output files. No part of it is empty, `.` or `..`, and it does not end with a slash.
+create function helix.is_destination(p_uri text) returns boolean
+language sql immutable parallel safe as $$
+  select octet_length(p_uri) <= 500
+     and p_uri ~ E'^(file:///|s3://|memory://)[^%?#\\x01-\\x20\\x7f]*[^/%?#\\x01-\\x20\\x7f]$'
+     and substr(p_uri, strpos(p_uri, '://') + 3) !~ '//|(^|/)[.][.]?(/|$)|(^|/)[.]helix(/|$)'
+$$;
+
+-- The path of an output file, relative to its attempt's directory.
+create function helix.is_output_path(p_path text) returns boolean
+language sql immutable parallel safe as $$
+  select p_path is nfc normalized and octet_length(p_path) between 1 and 900
+     and p_path !~ E'[\\x01-\\x1f\\x7f]|^/|/$|//|(^|/)[.][.]?(/|$)'
+$$;
+
 -- The legal arrows, for readers and for `helixq check`. The row trigger of helix.work repeats them as
 -- an expression (31_record.sql), because a trigger condition cannot read a table.
 create table helix.arrow (

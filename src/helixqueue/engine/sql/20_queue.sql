@@ -64,6 +64,10 @@ create table helix.queue (
   -- Claimable batches that wait for longer are reported (79_reconcile.sql).
   stalled_after_seconds  double precision not null default 900
     check (stalled_after_seconds between 1 and 1e10),
+  -- Where output files go (62_output.sql), below a root that an operator set; empty: the queue has none.
+  outputs           text not null default '' check (outputs = '' or helix.is_destination(outputs)),
+  -- What retention of a batch does with its published files.
+  outputs_after     text not null default 'keep' check (outputs_after in ('keep', 'remove')),
   created_at        timestamptz not null default clock_timestamp(),
   updated_at        timestamptz not null default clock_timestamp(),
   -- The greatest place of a step that retention has removed: readers before it have missed something.

@@ -124,7 +124,7 @@ create table helix.refusal (
   batch        bigint not null,
   epoch        integer not null,
   number       bigint not null,
-  operation    text not null check (operation in ('start', 'renew', 'settle', 'release')),
+  operation    text not null check (operation in ('start', 'renew', 'settle', 'release', 'outputs')),
   tenant       helix.tenant_name not null,
   worker       text not null,       -- the worker that presented the stale token
   owner        text,                -- the worker that holds the batch now; null: none

@@ -37,7 +37,8 @@ create function helix.set_queue_v1(
   p_keep_cancelled_seconds double precision default null,
   p_keep_decisions_seconds double precision default null,
   p_stalled_after_seconds double precision default null, p_resubmit_failed text default null,
-  p_placeholders jsonb default null, p_reason text default null
+  p_placeholders jsonb default null, p_outputs text default null, p_outputs_after text default null,
+  p_reason text default null
 ) returns helix.queue
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s'
 set extra_float_digits = 1 set timezone = 'UTC' set intervalstyle = 'postgres' set bytea_output = 'hex' as $$
@@ -47,6 +48,9 @@ declare
 begin
   perform helix.enter_for(p_tenant);
   v_class := helix.class_of(p_requires);
+  if p_outputs is not null then
+    perform helix.demand_root(p_tenant, p_outputs);
+  end if;
   -- The row first, with defaults; then one update that serves new and old queues alike.
   insert into helix.queue (tenant, name, profile)
   values (p_tenant, p_queue, coalesce(p_profile, 'text-v1')) on conflict do nothing;
@@ -70,6 +74,8 @@ begin
     keep_decisions_seconds = coalesce(p_keep_decisions_seconds, q.keep_decisions_seconds),
     stalled_after_seconds  = coalesce(p_stalled_after_seconds, q.stalled_after_seconds),
     resubmit_failed     = coalesce(p_resubmit_failed, q.resubmit_failed),
+    outputs             = coalesce(p_outputs, q.outputs),
+    outputs_after       = coalesce(p_outputs_after, q.outputs_after),
     updated_at          = clock_timestamp()
   where q.tenant = p_tenant and q.name = p_queue
   returning * into v_queue;

@@ -238,7 +238,8 @@ begin
     returning r.batch
   )
   select array_agg(distinct e.id) into v_done from (
-    select id from emptied union all select batch from unsaid) e;
+    select id from emptied union all select batch from unsaid
+    union all select unnest(helix.remove_outputs(v_mine))) e;
   delete from helix.difference d where d.batch = any (v_mine);
   if p_identity then
     perform helix.forget_keys(array_agg(w.queue), array_agg(w.limit_key)) from helix.work w

@@ -10,6 +10,7 @@ begin
   if p_batch = '{}' then
     return 0;
   end if;
+  perform helix.retire_outputs(p_batch);
   update helix.batch b
   set retired_at = v_now, ended_at = w.changed_at, entry = w.entry, version = w.version, state = w.state,
       attempt = w.attempt, identity = null, raw = null, revision = '', limit_key = null, payload = null,

@@ -9,6 +9,10 @@ create policy serves_all on helix.worker for select to helix_reader
 create policy long_gone on helix.worker for all to helix_engine
   using (last_seen < statement_timestamp() - interval '30 days') with check (false);
 
+-- Roots of every tenant are shown to each, and bind each.
+create policy for_all on helix.output_root for select to helix_reader, helix_engine
+  using (tenant = '*' and cardinality((select helix.session_tenants())) > 0);
+
 -- Classes are shared, but their labels are words of the tenant that used them first: a reader sees the
 -- classes of its own queues.
 alter table helix.requirement_class enable row level security;
@@ -78,7 +82,8 @@ grant select on helix.arrow, helix.role_tenant, helix.queue, helix.requirement_c
   helix.fence_event, helix.fence_decision, helix.fence_batch, helix.overview, helix.fence_overview,
   helix.ledger, helix.ledger_event, helix.feed, helix.metric, helix.rollup, helix.finding,
   helix.source, helix.dead_letter, helix.letter_overview, helix.intake, helix.intake_failure,
-  helix.stream_group, helix.difference, helix.check_run, helix.worker_day
+  helix.stream_group, helix.difference, helix.check_run, helix.worker_day,
+  helix.output_root, helix.manifest, helix.output, helix.output_name
   to helix_reader, helix_operator;
 grant select on helix.queue_settings to helix_reader;
 -- The id of a claim and its worker's name are enough to get its tokens.
@@ -110,7 +115,8 @@ grant execute on function helix.locate(uuid[]), helix.state_of(bigint),
   helix.fence_content,
   helix.derive_fence_key(text, text, text), helix.fence_receipt,
   helix.event_key, helix.event_hash, helix.feed_page, helix.feed_events, helix.feed_steps,
-  helix.feed_lag, helix.reached_position(), helix.timeline(), helix.cluster_id()
+  helix.feed_lag, helix.reached_position(), helix.timeline(), helix.cluster_id(),
+  helix.output_part, helix.output_name(text, text)
   to helix_reader, helix_operator;
 grant execute on function helix.requires_of(integer), helix.demand_parallel, helix.shape, helix.demand_payloads,
   helix.audited_rows(), helix.all_metrics, helix.worker_status
@@ -152,6 +158,14 @@ begin
       ('reap_v1',                'work operate'),
       ('promote_v1',             'work operate'),
       ('run_duty_v1',            'work operate'),
+      -- Outputs: a worker registers and publishes, and so does any process that has the credentials.
+      ('open_outputs_v1',        'work'),
+      ('register_outputs_v1',    'work'),
+      ('take_outputs_v1',        'work operate delegate'),
+      ('output_files_v1',        'work operate delegate'),
+      ('end_outputs_v1',         'work operate delegate'),
+      ('read_manifests_v1',      'read'),
+      ('read_outputs_v1',        'read'),
       -- Fences: an application guards its requests, a worker its effects.
       ('claim_fence_v1',         'submit work'),
       ('seal_fence_v1',          'submit work'),
@@ -248,6 +262,7 @@ begin
       ('resolve_by_token_v1',    'delegate'),
       -- The whole server.
       ('bind_v1',                'operator'),
+      ('set_output_root_v1',     'operator'),
       ('unbind_v1',              'operator'),
       ('recover_v1',             'operator'),
       ('rotate_secret_v1',       'operator'),

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from helixqueue.errors import HelixError, NoSuchBatch, NoSuchQueue
+from helixqueue.errors import HelixError, NoSuchBatch, NoSuchQueue, Refused
 from helixqueue.failpoints import failpoint
 from helixqueue.operations import batch_reads, queues
 from helixqueue.operations.chunks import chunks
@@ -53,6 +53,12 @@ class HttpTransport:
         self._connection = AsyncHttpConnection(address)
         self._queues: list[str] = []
         self._mark: str | None = None
+
+    @property
+    def output_calls(self) -> Any:
+        raise Refused(
+            "output files: expected a worker with a database connection, got a worker over HTTP"
+        )
 
     def spec(self) -> dict[str, Any]:
         return {"transport": "http", "address": asdict(self._address), "worker": self.worker}
