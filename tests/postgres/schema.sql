@@ -3478,7 +3478,7 @@ begin
       and not exists (select from helix.manifest m where m.batch = v_manifest.batch and m.id <> p_manifest
                         and m.state in ('open', 'registered', 'granted', 'sealed', 'blocked', 'removing'));
     -- The folder contains the identity.
-    update helix.manifest m set state = 'removed', due_at = null, folder = '', problem = null
+    update helix.manifest m set state = 'removed', due_at = null, folder = '', problem = null, hash = null
     where m.id = p_manifest;
   end if;
   return (select m.state from helix.manifest m where m.id = p_manifest);
@@ -5885,6 +5885,56 @@ $$;
 
 ALTER FUNCTION helix.makes_first(p_table text, p_name text) OWNER TO helix_engine;
 
+-- Name: manifest; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.manifest (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    opened_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    batch bigint NOT NULL,
+    number bigint NOT NULL,
+    epoch integer NOT NULL,
+    attempt smallint NOT NULL,
+    state text DEFAULT 'open'::text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    queue text NOT NULL,
+    worker text NOT NULL,
+    destination text NOT NULL,
+    folder text NOT NULL,
+    files integer,
+    bytes bigint,
+    due_at timestamp with time zone DEFAULT clock_timestamp(),
+    registered_at timestamp with time zone,
+    granted_at timestamp with time zone,
+    sealed_at timestamp with time zone,
+    problem helix.long_text,
+    hash helix.sha256,
+    CONSTRAINT manifest_destination_check CHECK (helix.is_destination(destination)),
+    CONSTRAINT manifest_state_check CHECK ((state = ANY (ARRAY['open'::text, 'registered'::text, 'granted'::text, 'sealed'::text, 'blocked'::text, 'lost'::text, 'removing'::text, 'removed'::text])))
+)
+WITH (fillfactor='70');
+
+ALTER TABLE ONLY helix.manifest FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.manifest OWNER TO helix_owner;
+
+-- Name: manifest_hash(helix.manifest); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.manifest_hash(p_manifest helix.manifest) RETURNS bytea
+    LANGUAGE sql STABLE
+    AS $$
+  select sha256(convert_to(concat_ws('>', p_manifest.id, p_manifest.batch, p_manifest.number, p_manifest.epoch,
+                                     p_manifest.attempt, p_manifest.tenant, p_manifest.queue, p_manifest.worker,
+                                     p_manifest.destination, p_manifest.folder, p_manifest.files, p_manifest.bytes,
+                                     extract(epoch from p_manifest.opened_at),
+                                     extract(epoch from p_manifest.registered_at)), 'UTF8')
+                || (select sha256(string_agg(sha256(int8send(o.size) || int4send(o.number) || o.sha256
+                                                    || convert_to(o.tenant || '/' || o.path, 'UTF8')), ''::bytea
+                                             order by o.path))
+                    from helix.output o where o.manifest = p_manifest.id))
+$$;
+
+ALTER FUNCTION helix.manifest_hash(p_manifest helix.manifest) OWNER TO helix_engine;
+
 -- Name: measure_feeds(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.measure_feeds() RETURNS void
@@ -7926,6 +7976,58 @@ $$;
 
 ALTER FUNCTION helix.read_check_findings() OWNER TO helix_reader;
 
+-- Name: read_check_outputs(); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_check_outputs() RETURNS SETOF helix.violation
+    LANGUAGE sql STABLE
+    SET work_mem TO '128MB'
+    SET jit TO 'off'
+    AS $$
+  -- name: manifest_edited
+  -- promise: G11
+  -- means: A manifest or one of its files is not what the attempt registered: its hash does not match.
+  -- action: Restore the rows from a backup; helixq output verify compares the files with them.
+  select 'manifest_edited', jsonb_build_object('manifest', m.id, 'tenant', m.tenant, 'queue', m.queue)
+  from helix.manifest m
+  where m.state in ('registered', 'granted', 'sealed', 'blocked') and m.files is not null
+    and m.hash is distinct from helix.manifest_hash(m)
+  union all
+  -- name: output_not_granted
+  -- promise: G11
+  -- means: Files are published for an attempt that did not complete its batch.
+  -- action: Find who changed the row; the files of the completed attempt have another manifest.
+  select 'output_not_granted', jsonb_build_object('manifest', m.id, 'tenant', m.tenant, 'queue', m.queue)
+  from helix.manifest m
+  left join helix.batch b on b.id = m.batch
+  left join helix.work w on w.batch = m.batch
+  where m.state in ('granted', 'sealed', 'blocked')
+    and (coalesce(w.state, b.state) <> 'COMPLETED'
+         or w.batch is not null and (w.number, w.epoch) is distinct from (m.number, m.epoch))
+  union all
+  -- name: output_not_sealed
+  -- promise: G11
+  -- means: Files were granted more than an hour ago and are not published: no process has the credentials of their
+  --        destination, or it is down.
+  -- action: Run helixq output publish where the credentials are; helixq doctor names the destinations.
+  select 'output_not_sealed', jsonb_build_object('manifest', m.id, 'tenant', m.tenant, 'queue', m.queue,
+                                                 'destination', m.destination)
+  from helix.manifest m where m.state = 'granted' and m.granted_at < clock_timestamp() - interval '1 h'
+  union all
+  -- name: output_name_unbound
+  -- promise: G11
+  -- means: The final name of a registered file belongs to another batch or to none: two batches may publish it.
+  -- action: Restore the row of helix.output_name from a backup.
+  select 'output_name_unbound', jsonb_build_object('manifest', m.id, 'tenant', m.tenant, 'path', o.path)
+  from helix.manifest m
+  join helix.output o on o.manifest = m.id
+  left join helix.output_name n
+    on n.hash = helix.output_hash(m.destination, helix.output_name(m.folder, o.path))
+  where m.state in ('registered', 'granted', 'sealed', 'blocked')
+    and (n.batch, n.tenant) is distinct from (m.batch, m.tenant)
+$$;
+
+ALTER FUNCTION helix.read_check_outputs() OWNER TO helix_reader;
+
 -- Name: read_check_records(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_check_records() RETURNS SETOF helix.violation
@@ -8364,11 +8466,11 @@ declare
   v_hidden text[] := case when helix.session_tenants() is null then '{}' else '{entry,part,position}' end;
 begin
   if p_set <> all ('{steps,entries,results,batches,counters,records,fences,settings,tombstones,'
-                   'user_ledgers,findings}') then
+                   'user_ledgers,findings,outputs}') then
     raise exception using errcode = 'invalid_parameter_value',
       message = format('unknown set of invariants: %s', p_set),
       hint = 'Known: steps, entries, results, batches, counters, records, fences, settings, tombstones, '
-             'user_ledgers, findings.';
+             'user_ledgers, findings, outputs.';
   end if;
   return query
     select f.invariant, count(*), jsonb_agg(f.witness - v_hidden order by f.nth) filter (where f.nth <= 10)
@@ -8393,7 +8495,9 @@ begin
                 union all
                 select * from helix.read_check_user_ledgers() where p_set = 'user_ledgers'
                 union all
-                select * from helix.read_check_findings() where p_set = 'findings') v) f
+                select * from helix.read_check_findings() where p_set = 'findings'
+                union all
+                select * from helix.read_check_outputs() where p_set = 'outputs') v) f
     group by f.invariant;
 end
 $$;
@@ -10886,37 +10990,6 @@ $$;
 
 ALTER FUNCTION helix.refuse_missing_entry(p_entry bigint) OWNER TO helix_engine;
 
--- Name: manifest; Type: TABLE; Schema: helix; Owner: helix_owner
-
-CREATE TABLE helix.manifest (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    opened_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    batch bigint NOT NULL,
-    number bigint NOT NULL,
-    epoch integer NOT NULL,
-    attempt smallint NOT NULL,
-    state text DEFAULT 'open'::text NOT NULL,
-    tenant helix.tenant_name NOT NULL,
-    queue text NOT NULL,
-    worker text NOT NULL,
-    destination text NOT NULL,
-    folder text NOT NULL,
-    files integer,
-    bytes bigint,
-    due_at timestamp with time zone DEFAULT clock_timestamp(),
-    registered_at timestamp with time zone,
-    granted_at timestamp with time zone,
-    sealed_at timestamp with time zone,
-    problem helix.long_text,
-    CONSTRAINT manifest_destination_check CHECK (helix.is_destination(destination)),
-    CONSTRAINT manifest_state_check CHECK ((state = ANY (ARRAY['open'::text, 'registered'::text, 'granted'::text, 'sealed'::text, 'blocked'::text, 'lost'::text, 'removing'::text, 'removed'::text])))
-)
-WITH (fillfactor='70');
-
-ALTER TABLE ONLY helix.manifest FORCE ROW LEVEL SECURITY;
-
-ALTER TABLE helix.manifest OWNER TO helix_owner;
-
 -- Name: refuse_outputs(helix.manifest, text, text, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.refuse_outputs(p_manifest helix.manifest, p_worker text, p_path text, p_other bigint) RETURNS helix.output_answer
@@ -11053,6 +11126,7 @@ begin
         message = format('expected %s registered files, got %s', p_files,
                          (select count(*) from helix.output o where o.manifest = v_manifest.id));
     end if;
+    update helix.manifest m set hash = helix.manifest_hash(m) where m.id = v_manifest.id;
   end if;
   return next v_answer;
 end
@@ -15643,6 +15717,12 @@ CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, tenant, name, machi
 
 ALTER TABLE helix.ledger ENABLE ALWAYS TRIGGER audit;
 
+-- Name: output_root audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF tenant, uri, created_at, created_by ON helix.output_root FOR EACH ROW EXECUTE FUNCTION helix.audit_row('tenant,uri', 'tenant,uri,created_at,created_by');
+
+ALTER TABLE helix.output_root ENABLE ALWAYS TRIGGER audit;
+
 -- Name: queue audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, tenant, name, profile, lease_seconds, max_attempts, backoff_seconds, backoff_max_seconds, key_limit, unknown, placeholders, resubmit_failed, paused, closed, class, payload_schema, result_schema, keep_completed_seconds, keep_failed_seconds, keep_cancelled_seconds, keep_decisions_seconds, stalled_after_seconds, outputs, outputs_after, created_at, lost_position, lost_batch, lost_version ON helix.queue FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,tenant,name,profile,lease_seconds,max_attempts,backoff_seconds,backoff_max_seconds,key_limit,unknown,placeholders,resubmit_failed,paused,closed,class,payload_schema,result_schema,keep_completed_seconds,keep_failed_seconds,keep_cancelled_seconds,keep_decisions_seconds,stalled_after_seconds,outputs,outputs_after,created_at,lost_position,lost_batch,lost_version');
@@ -17563,6 +17643,18 @@ REVOKE ALL ON FUNCTION helix.make_claimable(p_batch bigint[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.makes_first(p_table text, p_name text) FROM PUBLIC;
 
+-- Name: TABLE manifest; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.manifest TO helix_engine;
+GRANT SELECT ON TABLE helix.manifest TO helix_reader;
+GRANT SELECT ON TABLE helix.manifest TO helix_operator;
+
+-- Name: FUNCTION manifest_hash(p_manifest helix.manifest); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.manifest_hash(p_manifest helix.manifest) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.manifest_hash(p_manifest helix.manifest) TO helix_reader;
+GRANT ALL ON FUNCTION helix.manifest_hash(p_manifest helix.manifest) TO helix_operator;
+
 -- Name: FUNCTION measure_feeds(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.measure_feeds() FROM PUBLIC;
@@ -17663,6 +17755,8 @@ REVOKE ALL ON FUNCTION helix.output_grace() FROM PUBLIC;
 -- Name: FUNCTION output_hash(p_destination text, p_name text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.output_hash(p_destination text, p_name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.output_hash(p_destination text, p_name text) TO helix_reader;
+GRANT ALL ON FUNCTION helix.output_hash(p_destination text, p_name text) TO helix_operator;
 
 -- Name: FUNCTION output_holder(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -17865,6 +17959,10 @@ REVOKE ALL ON FUNCTION helix.read_check_fences() FROM PUBLIC;
 -- Name: FUNCTION read_check_findings(); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_check_findings() FROM PUBLIC;
+
+-- Name: FUNCTION read_check_outputs(); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_check_outputs() FROM PUBLIC;
 
 -- Name: FUNCTION read_check_records(); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -18337,12 +18435,6 @@ REVOKE ALL ON FUNCTION helix.refuse_fence_step(p_life bigint, p_from helix.fence
 -- Name: FUNCTION refuse_missing_entry(p_entry bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.refuse_missing_entry(p_entry bigint) FROM PUBLIC;
-
--- Name: TABLE manifest; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.manifest TO helix_engine;
-GRANT SELECT ON TABLE helix.manifest TO helix_reader;
-GRANT SELECT ON TABLE helix.manifest TO helix_operator;
 
 -- Name: FUNCTION refuse_outputs(p_manifest helix.manifest, p_worker text, p_path text, p_other bigint); Type: ACL; Schema: helix; Owner: helix_engine
 

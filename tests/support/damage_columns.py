@@ -61,6 +61,9 @@ UNSEEN = {
         "source.first_at source.last_at source.times source.actor"
     ),
     "the deadline of a lease that ended; one of a live lease is found": "work.deadline",
+    "when a publisher looks again, and times for display; the settlement is the grant": (
+        "manifest.due_at manifest.granted_at manifest.sealed_at manifest.problem"
+    ),
     "set by every statement that changes the row": "work.step",
 }
 

@@ -77,4 +77,25 @@ REPORTS = {
                                      failed, cancelled, lost, refused, pending, waits, runs)
            values ('a', 'q', 60, now(), 7, 0, 0, 0, 0, 0, 0, 0, '{}', '{}')""",
     ),
+    "a registered output file was edited": (
+        {"manifest_edited"},
+        "update helix.output set size = size + 1",
+    ),
+    "outputs were granted to another attempt": (
+        {"manifest_edited", "output_not_granted"},
+        "update helix.manifest set number = number + 1 where state = 'sealed'",
+    ),
+    "outputs were taken for unpublished": (
+        {"output_not_sealed"},
+        """update helix.manifest set state = 'granted', granted_at = now() - interval '1 day'
+           where state = 'sealed'""",
+    ),
+    "the name of an output was given to another batch": (
+        {"output_name_unbound"},
+        "update helix.output_name set batch = batch + 1",
+    ),
+    "a root of outputs was added": (
+        {"setting_edited"},
+        "insert into helix.output_root (tenant, uri, created_by) values ('a', 's3://forged', 'x')",
+    ),
 }

@@ -239,12 +239,31 @@ def run_traffic(database: Database) -> None:
         fence_every_way(a)
         append_events(a)
         deliver_every_way(a)
+        publish_output(a, operator)
         # left as they are: ASSIGNED, RUNNING and ready
         a.submit("t1", "t2", "t3", "t4")
         a.claim(1, start=False)
         a.claim(1)
         end_minute(database)
         a.submit("t1")
+
+
+def publish_output(a: SqlClient, operator: SqlClient) -> None:
+    """A batch with one output file, whose manifest is sealed."""
+    uri = "memory://lab"
+    operator.call("set_output_root_v1", tenant="a", uri=uri, actor="ann", reason="new store")
+    a.queue(name="outputs", lease_seconds=86_400, outputs=uri)
+    a.submit("f1", queue="outputs")
+    [lease] = a.claim(1, queue="outputs")
+    token = {name: getattr(lease, name) for name in ("batch", "epoch", "nonce", "number")}
+    a.call("open_outputs_v1", worker="w1", **token)
+    a.call(
+        "register_outputs_v1", worker="w1", **token, first=0, path=["reads/a.fastq"], size=[4],
+        sha256=[b"h" * 32], files=1,
+    )  # fmt: skip
+    a.complete([lease])
+    [(manifest,)] = a.call("take_outputs_v1", "manifest", limit=1)
+    a.call("end_outputs_v1", manifest=manifest, outcome="sealed", files=1)
 
 
 def append_events(a: SqlClient) -> None:

@@ -181,6 +181,7 @@ def tenants_at_work(database):
 # Each function that reads, asked for what is b's, and for everything.
 CHECKS = (
     "steps", "entries", "results", "batches", "counters", "records", "fences", "findings",
+    "outputs",
 )  # fmt: skip
 READS = {
     "read_batch_v1": lambda loot: [

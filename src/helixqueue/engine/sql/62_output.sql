@@ -43,6 +43,7 @@ create table helix.manifest (
   granted_at    timestamptz,
   sealed_at     timestamptz,
   problem       helix.long_text,           -- blocked: why
+  hash          helix.sha256,              -- of a registered manifest and its files; see manifest_hash
   unique (batch, number, epoch)
 ) with (fillfactor = 70);
 create index manifest_due on helix.manifest (tenant, due_at) where due_at is not null;
@@ -58,6 +59,20 @@ create table helix.output (
   path     text collate "C" not null,
   primary key (manifest, path)
 );
+
+-- Covers what is registered, so that an edit shows.
+create function helix.manifest_hash(p_manifest helix.manifest) returns bytea
+language sql stable as $$
+  select sha256(convert_to(concat_ws('>', p_manifest.id, p_manifest.batch, p_manifest.number, p_manifest.epoch,
+                                     p_manifest.attempt, p_manifest.tenant, p_manifest.queue, p_manifest.worker,
+                                     p_manifest.destination, p_manifest.folder, p_manifest.files, p_manifest.bytes,
+                                     extract(epoch from p_manifest.opened_at),
+                                     extract(epoch from p_manifest.registered_at)), 'UTF8')
+                || (select sha256(string_agg(sha256(int8send(o.size) || int4send(o.number) || o.sha256
+                                                    || convert_to(o.tenant || '/' || o.path, 'UTF8')), ''::bytea
+                                             order by o.path))
+                    from helix.output o where o.manifest = p_manifest.id))
+$$;
 
 -- Which batch a final name belongs to. Another batch that claims the name is refused when it registers.
 create table helix.output_name (
@@ -284,6 +299,7 @@ begin
         message = format('expected %s registered files, got %s', p_files,
                          (select count(*) from helix.output o where o.manifest = v_manifest.id));
     end if;
+    update helix.manifest m set hash = helix.manifest_hash(m) where m.id = v_manifest.id;
   end if;
   return next v_answer;
 end

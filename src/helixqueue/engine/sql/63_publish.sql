@@ -150,7 +150,7 @@ begin
       and not exists (select from helix.manifest m where m.batch = v_manifest.batch and m.id <> p_manifest
                         and m.state in ('open', 'registered', 'granted', 'sealed', 'blocked', 'removing'));
     -- The folder contains the identity.
-    update helix.manifest m set state = 'removed', due_at = null, folder = '', problem = null
+    update helix.manifest m set state = 'removed', due_at = null, folder = '', problem = null, hash = null
     where m.id = p_manifest;
   end if;
   return (select m.state from helix.manifest m where m.id = p_manifest);

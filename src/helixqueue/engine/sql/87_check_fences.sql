@@ -164,11 +164,11 @@ declare
   v_hidden text[] := case when helix.session_tenants() is null then '{}' else '{entry,part,position}' end;
 begin
   if p_set <> all ('{steps,entries,results,batches,counters,records,fences,settings,tombstones,'
-                   'user_ledgers,findings}') then
+                   'user_ledgers,findings,outputs}') then
     raise exception using errcode = 'invalid_parameter_value',
       message = format('unknown set of invariants: %s', p_set),
       hint = 'Known: steps, entries, results, batches, counters, records, fences, settings, tombstones, '
-             'user_ledgers, findings.';
+             'user_ledgers, findings, outputs.';
   end if;
   return query
     select f.invariant, count(*), jsonb_agg(f.witness - v_hidden order by f.nth) filter (where f.nth <= 10)
@@ -193,7 +193,9 @@ begin
                 union all
                 select * from helix.read_check_user_ledgers() where p_set = 'user_ledgers'
                 union all
-                select * from helix.read_check_findings() where p_set = 'findings') v) f
+                select * from helix.read_check_findings() where p_set = 'findings'
+                union all
+                select * from helix.read_check_outputs() where p_set = 'outputs') v) f
     group by f.invariant;
 end
 $$;

@@ -60,6 +60,7 @@ begin
                             '{id,tenant,name,machine,initial,is_strict,gaps,bound,ignored,created_at,created_by}');
   perform helix.audit_table('helix.feed', '{tenant,name}',
                             '{tenant,name,ledger,queue,paused,created_at,created_by}');
+  perform helix.audit_table('helix.output_root', '{tenant,uri}', '{tenant,uri,created_at,created_by}');
   -- Every setting, also one that a later release adds.
   perform helix.audit_table('helix.queue', '{id}', array(
     select a.attname from pg_attribute a

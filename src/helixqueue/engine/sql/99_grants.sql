@@ -116,7 +116,7 @@ grant execute on function helix.locate(uuid[]), helix.state_of(bigint),
   helix.derive_fence_key(text, text, text), helix.fence_receipt,
   helix.event_key, helix.event_hash, helix.feed_page, helix.feed_events, helix.feed_steps,
   helix.feed_lag, helix.reached_position(), helix.timeline(), helix.cluster_id(),
-  helix.output_part, helix.output_name(text, text)
+  helix.output_part, helix.output_name(text, text), helix.output_hash, helix.manifest_hash
   to helix_reader, helix_operator;
 grant execute on function helix.requires_of(integer), helix.demand_parallel, helix.shape, helix.demand_payloads,
   helix.audited_rows(), helix.all_metrics, helix.worker_status

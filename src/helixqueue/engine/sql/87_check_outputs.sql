@@ -1,0 +1,45 @@
+-- Invariants of outputs. Same form as 85_check.sql.
+create function helix.read_check_outputs() returns setof helix.violation
+language sql stable set work_mem = '128MB' set jit = off as $$
+  -- name: manifest_edited
+  -- promise: G11
+  -- means: A manifest or one of its files is not what the attempt registered: its hash does not match.
+  -- action: Restore the rows from a backup; helixq output verify compares the files with them.
+  select 'manifest_edited', jsonb_build_object('manifest', m.id, 'tenant', m.tenant, 'queue', m.queue)
+  from helix.manifest m
+  where m.state in ('registered', 'granted', 'sealed', 'blocked') and m.files is not null
+    and m.hash is distinct from helix.manifest_hash(m)
+  union all
+  -- name: output_not_granted
+  -- promise: G11
+  -- means: Files are published for an attempt that did not complete its batch.
+  -- action: Find who changed the row; the files of the completed attempt have another manifest.
+  select 'output_not_granted', jsonb_build_object('manifest', m.id, 'tenant', m.tenant, 'queue', m.queue)
+  from helix.manifest m
+  left join helix.batch b on b.id = m.batch
+  left join helix.work w on w.batch = m.batch
+  where m.state in ('granted', 'sealed', 'blocked')
+    and (coalesce(w.state, b.state) <> 'COMPLETED'
+         or w.batch is not null and (w.number, w.epoch) is distinct from (m.number, m.epoch))
+  union all
+  -- name: output_not_sealed
+  -- promise: G11
+  -- means: Files were granted more than an hour ago and are not published: no process has the credentials of their
+  --        destination, or it is down.
+  -- action: Run helixq output publish where the credentials are; helixq doctor names the destinations.
+  select 'output_not_sealed', jsonb_build_object('manifest', m.id, 'tenant', m.tenant, 'queue', m.queue,
+                                                 'destination', m.destination)
+  from helix.manifest m where m.state = 'granted' and m.granted_at < clock_timestamp() - interval '1 h'
+  union all
+  -- name: output_name_unbound
+  -- promise: G11
+  -- means: The final name of a registered file belongs to another batch or to none: two batches may publish it.
+  -- action: Restore the row of helix.output_name from a backup.
+  select 'output_name_unbound', jsonb_build_object('manifest', m.id, 'tenant', m.tenant, 'path', o.path)
+  from helix.manifest m
+  join helix.output o on o.manifest = m.id
+  left join helix.output_name n
+    on n.hash = helix.output_hash(m.destination, helix.output_name(m.folder, o.path))
+  where m.state in ('registered', 'granted', 'sealed', 'blocked')
+    and (n.batch, n.tenant) is distinct from (m.batch, m.tenant)
+$$;
