@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.support import database as databases
 from tests.support.freezing_relay import FreezingRelay
 from tests.support.lab import wait_until
+from tests.support.own_server import accept_tcp, loopback_address, new_server
 from tests.support.pooler import Pooler
 from tests.support.streams import StreamLab, intake_process
 
@@ -20,25 +22,45 @@ from tests.support.streams import StreamLab, intake_process
 LARGE = {"text": "x" * 1_000_000}
 
 
-@pytest.fixture(params=["socket", "pgbouncer"])
-def path(request, database, valkey, tmp_path_factory):
-    """A stream, and the directory of the socket through which frozen intakes reach the server."""
+@dataclass
+class Way:
+    """A stream, and how its frozen intakes reach the server."""
+
+    stream: StreamLab
+    dsn: str
+    target: Path | str  # of relays: the directory of the socket, or an address
+    pooled: bool = False
+
+
+@pytest.fixture(params=["socket", "tcp", "pgbouncer"])
+def way(request, server, valkey, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("way")
     with ExitStack() as stack:
-        sockets = database.server.socket_dir
-        if request.param == "pgbouncer":
-            pooler = Pooler(tmp_path_factory.mktemp("bouncer"), database.server, ignored="")
-            stack.enter_context(pooler)
-            sockets = pooler.socket_dir
-            database = databases.Database(database.server, database.name, pooler)
+        if request.param == "tcp":
+            address = loopback_address()
+            database = stack.enter_context(
+                new_server(directory / "postgres", listen_addresses=address, fsync="off")
+            )
+            dsn = f"postgresql://pool@{address}:5432/{database.name}"
+            accept_tcp(database.server, dsn)
+            target = address
+        else:
+            database = request.getfixturevalue("database")
+            target = server.socket_dir
+            if request.param == "pgbouncer":
+                pooler = stack.enter_context(Pooler(directory, server, ignored=""))
+                target = pooler.socket_dir
+                database = databases.Database(server, database.name, pooler)
+            dsn = database.dsn("pool")
         stream = StreamLab(database, valkey.url)
         stack.callback(stream.close)
-        yield stream, sockets, request.param == "pgbouncer"
+        yield Way(stream, dsn, target, request.param == "pgbouncer")
 
 
-def freeze_idle(stream, tmp_path, stack, *, pooled):
+def freeze_idle(way, tmp_path, stack):
     marker = tmp_path / "idle"
     process = intake_process(
-        stream, tmp_path, consumer="idle", idle=600, pooled=pooled,
+        way.stream, tmp_path, consumer="idle", idle=600, pooled=way.pooled, HELIX_DSN=way.dsn,
         HELIX_FAILPOINTS="intake.commit=stop", HELIX_FAILPOINT_FILE=str(marker),
     )  # fmt: skip
     stack.callback(end, process)
@@ -46,12 +68,12 @@ def freeze_idle(stream, tmp_path, stack, *, pooled):
     return process
 
 
-def freeze_at(place, stream, tmp_path, stack, sockets, *, pooled):
+def freeze_at(place, way, tmp_path, stack):
     directory = Path(tempfile.mkdtemp(prefix="helix-")) / "s"  # a socket's path is short
-    relay = stack.enter_context(FreezingRelay(Path(sockets), directory, place))
-    dsn = relay.dsn("pool", stream.database.name)
+    relay = stack.enter_context(FreezingRelay(way.target, directory, place))
+    dsn = relay.dsn("pool", way.stream.database.name)
     process = intake_process(
-        stream, tmp_path, consumer=place, idle=600, pooled=pooled, HELIX_DSN=dsn
+        way.stream, tmp_path, consumer=place, idle=600, pooled=way.pooled, HELIX_DSN=dsn
     )
     stack.callback(end, process)
     relay.process = process.pid
@@ -66,19 +88,18 @@ def end(process):
     process.communicate()
 
 
-def test_intakes_frozen_in_their_transactions_delay_their_stream_by_seconds_only(path, tmp_path):
+def test_intakes_frozen_in_their_transactions_delay_their_stream_by_seconds_only(way, tmp_path):
     """Idle, inside an answer of 1 MiB, and in a pipeline before Sync; then they wake up."""
-    stream, sockets, pooled = path
+    stream = way.stream
     stream.lab.submit("page-0", payload=LARGE)
     with ExitStack() as stack:
         stream.add(*[f"idle-{n}" for n in range(5)])
-        frozen = [freeze_idle(stream, tmp_path, stack, pooled=pooled)]
+        frozen = [freeze_idle(way, tmp_path, stack)]
         for place in ("page", "pipeline"):
             stream.add(*[f"{place}-{n}" for n in range(5)])
-            options = (place, stream, tmp_path, stack, sockets)
-            frozen.append(freeze_at(*options, pooled=pooled))
+            frozen.append(freeze_at(place, way, tmp_path, stack))
         stream.add(*[f"new-{n}" for n in range(5)])
-        with stream.running(consumer="other", idle=0.2, pooled=pooled):
+        with stream.running(consumer="other", idle=0.2, pooled=way.pooled):
             wait_until(stream.is_drained, "the other intake", 45)
             assert stream.batches == 4 * 5
             assert [letter.reason for letter in stream.letters()] == ["conflict"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from helixqueue.postgres.transaction_bounds import END_OVERDUE, limited_transact
 from tests.support import database as databases
 from tests.support.frozen_client import BRIEF, POINTS, frozen_client
 from tests.support.lab import wait_until
+from tests.support.own_server import accept_tcp, loopback_address
 from tests.support.pooler import Pooler
 
 PATHS = ("socket", "tcp", "pgbouncer")
@@ -26,7 +26,7 @@ PATHS = ("socket", "tcp", "pgbouncer")
 @pytest.fixture(scope="module")
 def tcp_server(tmp_path_factory):
     """A server that listens on an address of its own, with two plain logins and three rows."""
-    address = ".".join(["127", *(str(random.randint(1, 254)) for _ in range(3))])
+    address = loopback_address()
     bin_dir = os.environ.get("HELIX_TEST_POSTGRES")
     with Postgres(
         tmp_path_factory.mktemp("tcp") / "postgres",
@@ -34,10 +34,6 @@ def tcp_server(tmp_path_factory):
         bin_dir=Path(bin_dir) if bin_dir else None,
     ) as server:
         with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
-            connection.execute(
-                "copy (select 'host all all 127.0.0.0/8 trust') to program 'cat >> pg_hba.conf'"
-            )
-            connection.execute("select pg_reload_conf()")
             connection.execute("create role pool login")
             connection.execute("create role other login")
             connection.execute(
@@ -45,7 +41,7 @@ def tcp_server(tmp_path_factory):
             )
             connection.execute("grant all on locked to pool, other")
         tcp = f"postgresql://pool@{address}:5432/helix"
-        wait_until(lambda: _accepts(tcp))
+        accept_tcp(server, tcp)
         with Pooler(tmp_path_factory.mktemp("bouncer"), server) as pooler:
             database = databases.Database(server, "helix", pooler)
             yield {
@@ -55,14 +51,6 @@ def tcp_server(tmp_path_factory):
                 "other": database.dsn("other", direct=True),
                 "superuser": server.bootstrap_dsn,
             }
-
-
-def _accepts(dsn):
-    try:
-        psycopg.connect(dsn).close()
-    except psycopg.OperationalError:
-        return False
-    return True
 
 
 @pytest.fixture
@@ -99,23 +87,20 @@ def test_frozen_client_is_ended_by_its_server_or_by_the_next_waiter(tcp_server, 
         by_server.add("page")
     if superuser.info.server_version >= 170_000:
         by_server.add("pipeline")
-    with ExitStack() as frozen, Database.connect(tcp_server[path], pooled=True) as waiter:
-        processes = {
-            point: frozen.enter_context(frozen_client(tcp_server[path], point, row))
-            for row, point in enumerate(POINTS)
-        }
-        for point in by_server:
-            wait_until(lambda point=point: not exists(superuser, processes[point]), point, 10)
+    with Database.connect(tcp_server[path], pooled=True) as waiter:
+        # One after the other: a waiter ends all that are overdue.
         for row, point in enumerate(POINTS):
-            if point in by_server:
-                continue
-            wait_until(lambda point=point: waits_for_client(superuser, processes[point], 1.1))
-            with pytest.raises(Retryable, match="lock timeout"), limited_transaction(waiter, BRIEF):
-                waiter.run(update(row))
-            wait_until(lambda point=point: not exists(superuser, processes[point]), point)
-        for row in range(len(POINTS)):
-            with limited_transaction(waiter, BRIEF):
-                assert waiter.run(update(row)) == [(1,)]
+            with frozen_client(tcp_server[path], point, row) as process:
+                if point not in by_server:
+                    wait_until(lambda process=process: waits_for_client(superuser, process, 1.1))
+                    with (
+                        pytest.raises(Retryable, match="lock timeout"),
+                        limited_transaction(waiter, BRIEF),
+                    ):
+                        waiter.run(update(row))
+                wait_until(lambda process=process: not exists(superuser, process), point, 10)
+                with limited_transaction(waiter, BRIEF):
+                    assert waiter.run(update(row)) == [(1,)]
 
 
 def test_waiter_spares_other_logins_and_transactions_of_callers_and_those_within_their_limit(

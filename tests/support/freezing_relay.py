@@ -25,8 +25,10 @@ class FreezingRelay:
     writes.
     """
 
-    def __init__(self, server: Path, directory: Path, place: Literal["page", "pipeline"]) -> None:
-        self._server = server / ".s.PGSQL.5432"
+    def __init__(
+        self, server: Path | str, directory: Path, place: Literal["page", "pipeline"]
+    ) -> None:
+        self._server = server  # the directory of its socket, or an address
         self._directory = directory
         self._place = place
         self.process: int | None = None
@@ -58,7 +60,10 @@ class FreezingRelay:
         self._loop.close()
 
     async def _serve(self, client: StreamReader, to_client: StreamWriter) -> None:
-        server, to_server = await asyncio.open_unix_connection(self._server)
+        if isinstance(self._server, str):
+            server, to_server = await asyncio.open_connection(self._server, 5432)
+        else:
+            server, to_server = await asyncio.open_unix_connection(self._server / ".s.PGSQL.5432")
         tasks = [
             asyncio.create_task(self._requests(client, to_server)),
             asyncio.create_task(self._answers(server, to_client)),
