@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -20,11 +21,19 @@ import httpx
 import psycopg
 import pytest
 
+from helixqueue.dashboard.app import create_app
 from helixqueue.log.lines import JsonFormatter
 from helixqueue.log.requests import RequestLog
 from helixqueue.service import ServiceSettings
 from helixqueue.service.problems import PROBLEMS
-from helixqueue.service.run import check_database
+from helixqueue.service.run import (
+    COLLECT_TICKS,
+    COLLECT_WITH_BODIES_TICKS,
+    NEVER,
+    HttpServer,
+    check_database,
+    config_of,
+)
 from helixqueue.service.service import Service
 from tests.support.cli import HELIXQ, run_in_process
 from tests.support.database import Database
@@ -313,7 +322,7 @@ def watch():
     deadline = time.monotonic() + 30
     while not gc.get_freeze_count() and time.monotonic() < deadline:
         time.sleep(0.01)
-    print(gc.get_freeze_count(), gc.get_threshold()[0], flush=True)
+    print(gc.get_freeze_count(), *gc.get_threshold(), flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
 def listening(url):
@@ -330,9 +339,37 @@ def test_garbage_collection_skips_the_objects_of_the_start(database):
         [sys.executable, "-c", SERVED, database.dsn("service", direct=True)],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    spared, young = map(int, done.stdout.split() or [done.stderr])
+    spared, young, _, oldest = map(int, done.stdout.split() or [done.stderr])
     assert spared > 50_000  # enough to matter
     assert young > 10_000  # no collection during a bulk submit
+    assert oldest == NEVER, "a large body would start one full collection after the other"
+
+
+def test_full_collections_run_on_a_clock_and_rarely_beside_large_bodies():
+    server = HttpServer(config_of(ServiceSettings("postgresql://nobody@/nowhere"), create_app))
+    server.config.load()
+    parsed = server.config.app.state.service.memory.parsed
+    collected = []
+
+    def note(phase, info):
+        if phase == "stop":
+            collected.append(info["generation"])
+
+    def tick(counter):
+        gc.disable()
+        gc.callbacks.append(note)
+        asyncio.run(server.on_tick(counter))
+        gc.callbacks.remove(note)
+        gc.enable()
+        found = collected[:]
+        collected.clear()
+        return found
+
+    assert tick(COLLECT_TICKS) == [2]
+    assert tick(COLLECT_TICKS + 1) == []
+    assert parsed.try_acquire("a", 1)
+    assert tick(COLLECT_TICKS) == []
+    assert tick(COLLECT_WITH_BODIES_TICKS) == [2]
 
 
 def _answers(url):

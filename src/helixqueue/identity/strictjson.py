@@ -69,7 +69,9 @@ def loads(data: bytes | str) -> Json:
     with suppress(orjson.JSONDecodeError):
         value: Json = orjson.loads(text)
         found = survey(value)
-        if found is not None and _is_all_of(text, found):
+        if found is None:
+            _Walk().plain(value, (), 0)  # finds what is wrong, unless orjson has dropped it
+        elif _is_all_of(text, found):
             return value
     try:
         value = _decode(text)

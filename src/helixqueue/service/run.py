@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import uvicorn
 
@@ -33,6 +33,9 @@ CreateApp = Callable[["ServiceSettings"], "FastAPI"]
 GRACE_SECONDS: Final = 5
 # Garbage collection threshold; a bulk submit creates about as many objects.
 YOUNG_OBJECTS: Final = 20_000
+NEVER: Final = 2**31 - 1
+COLLECT_TICKS: Final = 100  # of a tenth of a second
+COLLECT_WITH_BODIES_TICKS: Final = 6 * COLLECT_TICKS
 POOLED: Final = (
     "the DSN connects through a pooler: unless it is in session mode, prepared statements of one "
     "client run for another; use `helixq serve --pooled`, or the DSN of the server itself"
@@ -65,15 +68,24 @@ class HttpServer(uvicorn.Server):
     """A server that excludes the objects of the start from garbage collection.
 
     A full collection takes 100 ms, during which no request is served. Bulk submits, which create
-    many objects, triggered one after another: a fifth of their time.
+    many objects, triggered one after another: a fifth of their time. Reading a body of half a
+    million values triggered several, each over all values read so far. So full collections run on
+    a clock, and rarely while a large body is in progress.
     """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         gc.collect()
         gc.freeze()
-        gc.set_threshold(YOUNG_OBJECTS)
+        gc.set_threshold(YOUNG_OBJECTS, 10, NEVER)
         sys.setswitchinterval(SWITCH_SECONDS)
         await super().startup(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        service: Service = cast("FastAPI", self.config.app).state.service
+        every = COLLECT_WITH_BODIES_TICKS if service.memory.parsed.taken else COLLECT_TICKS
+        if counter % every == 0:
+            gc.collect()
+        return await super().on_tick(counter)
 
 
 class PortTaken(Refused):
