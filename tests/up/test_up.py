@@ -29,7 +29,7 @@ from helixqueue.embedded.account import explain_os_error
 from helixqueue.intake.settings import PASSWORD_VARIABLE
 from helixqueue.service.address import address_of
 from helixqueue.service.run import listener_on
-from helixqueue.up.directory_lock import LOCK, lock_directory, url_of
+from helixqueue.up.directory_lock import LOCK, lock_directory, running_up
 from helixqueue.up.processes import Processes, SupervisedProcess
 from tests.support.cli import HELIXQ
 from tests.support.lab import wait_until
@@ -333,6 +333,44 @@ def test_demo_completes_each_sample_once_beside_other_programs(tmp_path):
     assert messages_of(errors).endswith("replay ok\n")
 
 
+REPORT = (
+    r"\d\d:\d\d:\d\d  submitted (\d+) \(\d+ by XADD\), duplicates (\d+), invalid (\d+)\n"
+    r" {10}completed (\d+), each once \| killed \d+, late writes (\d+) \| replay ok"
+)
+
+
+def test_demo_on_a_terminal_reports_in_two_lines_and_agrees_after_a_restart(tmp_path):
+    path = f"{HELIXQ.parent}{os.pathsep}{os.environ['PATH']}"
+    options = {"environment": environment(tmp_path, PATH=path), "cwd": tmp_path}
+    for restarts in (False, True):
+        with Terminal(HELIXQ, "up", "--demo", "--port", "0", **options) as screen:
+            banner = screen.expect(
+                r"Next, in another terminal:\n(helixq .*--watch 2 --data helix-demo)"
+            )
+            report = screen.expect(REPORT)
+            submitted, duplicates, invalid, completed, late = map(int, report.groups())
+            assert 0 < completed <= submitted - duplicates - invalid
+            assert restarts is False or late <= 1, "refusals of the run before are counted"
+            if restarts:
+                watch = [HELIXQ, *banner[1].split()[1:]]
+                with Terminal(*watch, **options) as other:
+                    other.expect(r"demo-basecall +demo +open")
+                    other.interrupt()
+                link = subprocess.run(
+                    [HELIXQ, "token", "link"], env=options["environment"], cwd=tmp_path,
+                    capture_output=True, text=True, check=False,
+                )  # fmt: skip
+                assert "tenant demo; valid once" in link.stderr
+                url, _, code = link.stdout.strip().partition("/login?code=")
+                assert httpx.post(f"{url}/v1/login", json={"code": code}).status_code == 201
+            else:
+                screen.expect("the late write of bo was refused", seconds=60)
+            screen.interrupt()
+            assert screen.exit_code(seconds=60) == Exit.OK
+        for line in re.findall(r"^\d\d:.*(?:\n {10}.*)*", screen.text, re.MULTILINE):
+            assert line.count("\n") <= 1, line
+
+
 def test_make_run_starts_up_with_the_demo():
     done = subprocess.run(
         ["make", "--dry-run", "--no-print-directory", "VENV=never-made", "run"],
@@ -441,10 +479,10 @@ def test_url_of_a_killed_process_is_not_used(tmp_path):
     """Its port may be anybody's by now, and a link to it would hand over a code."""
     with lock_directory(tmp_path) as lock:
         lock.publish("http://127.0.0.1:8080")
-        assert url_of(tmp_path) == "http://127.0.0.1:8080"
+        assert running_up(tmp_path).url == "http://127.0.0.1:8080"
         left = (tmp_path / LOCK).read_bytes()
     (tmp_path / LOCK).write_bytes(left)
-    assert url_of(tmp_path) is None
+    assert running_up(tmp_path).url is None
 
 
 def test_process_that_cannot_start_is_retried(monkeypatch):
@@ -469,7 +507,7 @@ def test_url_of_does_not_block_a_start(tmp_path, monkeypatch):
         fcntl.flock(looker, fcntl.LOCK_SH)
         monkeypatch.setattr("time.sleep", lambda _: fcntl.flock(looker, fcntl.LOCK_UN))
         with lock_directory(tmp_path):
-            assert url_of(tmp_path) is None  # nothing told yet
+            assert running_up(tmp_path).url is None  # nothing told yet
 
 
 def test_up_with_an_unreachable_database_exits_with_unavailable(capsys):

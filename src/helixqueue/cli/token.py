@@ -11,8 +11,9 @@ from helixqueue.cli import connection, operation, options, show, times
 from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.options import option
+from helixqueue.cli.up_options import DEMO_DATA
 from helixqueue.operations import tokens
-from helixqueue.up.directory_lock import url_of
+from helixqueue.up.directory_lock import running_up
 
 if TYPE_CHECKING:
     from helixqueue.records.page import Page
@@ -94,14 +95,21 @@ def _link(
     if at is None and service is not None:
         at = service.url
     elif at is None and dsn is None:
-        at = url_of(connection.data_directory(data))
+        directory = connection.data_directory(data)
+        running = running_up(directory)
+        if running.url is None and data is None:  # `make run` has a directory of its own
+            directory, running = DEMO_DATA, running_up(DEMO_DATA)
+        at, tenant, data = running.url, tenant or running.tenant, directory
     if at is None:
         raise typer.BadParameter(
             "--at: expected the URL of the service; no `helixq up` runs in this directory"
         )
     scopes: Any = scope or None
     offer = partial(tokens.offer_login, name=name, scopes=scopes)
-    with connection.open_target() as target:
+    with (
+        connection.using(connection.Selected(service, dsn, data)),
+        connection.open_target() as target,
+    ):
         login = operation.run(target, tenant, actor, offer)
     link = f"{at.rstrip('/')}/login?code={login.code}"
     if as_json:

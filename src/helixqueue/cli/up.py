@@ -5,32 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pwd
 import signal
 import sys
-import webbrowser
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from helixqueue.cli import connection, options, show, up_options
+from helixqueue.cli import connection, options, show, up_banner, up_options
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.up_options import UpOptions
 from helixqueue.demo.sample_sheet import TENANT as DEMO_TENANT
 from helixqueue.embedded.account import explain_os_error
-from helixqueue.engine import tokens
 from helixqueue.errors import Refused, Unavailable
 from helixqueue.fence.key_file import find_keys
-from helixqueue.identity import check_name, is_name
+from helixqueue.identity import check_name
 from helixqueue.log import terminal
-from helixqueue.postgres.database import Database
 from helixqueue.service.address import address_of
 from helixqueue.service.run import PortTaken, check_database, listener_on, log_to
 from helixqueue.service.settings import ServiceSettings
@@ -41,7 +37,6 @@ from helixqueue.up.intake import (
     file_settings,
     grant_intake,
     intake_process,
-    xadd_command,
 )
 from helixqueue.up.processes import Processes, SupervisedProcess
 from helixqueue.up.run import run
@@ -53,13 +48,10 @@ if TYPE_CHECKING:
 
     from helixqueue.intake.settings import IntakeSettings
     from helixqueue.up.databases import Databases
-    from helixqueue.up.directory_lock import DirectoryLock
 
 LOG_BYTES: Final = 10_000_000
 DEMO: Final = "demo"
 WORKER: Final = "up-"
-# Its own directory: `make run` and programs that use ./helix-data do not meet.
-DEMO_DATA: Final = Path("helix-demo")
 
 NO_SERVICE = "up starts a service of its own, on embedded servers or on --dsn"
 
@@ -112,7 +104,7 @@ def _up(
         file_settings(intake, redis, tenant or options.DEFAULT_TENANT)  # fail early
     if app is not None:
         _require_module(app)
-    directory = DEMO_DATA if demo and data is None else connection.data_directory(data)
+    directory = up_options.DEMO_DATA if demo and data is None else connection.data_directory(data)
     invocation = UpOptions(
         dsn=dsn,
         owner_dsn=owner_dsn,
@@ -178,13 +170,13 @@ def _run(invocation: UpOptions) -> Exit:
         if invocation.as_json:
             for child in children:
                 child.environment = {**child.environment, **terminal.JSON_LOG}
-        facts = _facts(invocation, found, address_of(listener), intake)
+        facts = up_banner.facts_of(invocation, found, address_of(listener), intake)
         asyncio.run(
             run(
                 settings,
                 listener,
                 Processes(children, show.progress),
-                ready=lambda: _print_banner(
+                ready=lambda: up_banner.print_banner(
                     facts, lock, as_json=invocation.as_json, opens=invocation.open
                 ),
                 stopping=lambda: show.progress("stopping; all data is kept"),
@@ -313,70 +305,3 @@ def _children(
             environment |= {"HELIX_DEMO_REDIS": intake.redis, "HELIX_DEMO_STREAM": intake.stream}
         children.append(SupervisedProcess(DEMO, "helixqueue.demo.live", environment=environment))
     return children
-
-
-def _facts(
-    invocation: UpOptions, found: Databases, url: str, intake: IntakeSettings | None
-) -> dict[str, Any]:
-    """The contents of the banner, with a new login link."""
-    code = tokens.new_token("hl_")
-    offer = partial(
-        tokens.offer_login, tenant=invocation.tenant, code_hash=code.hash, actor="helixq up"
-    )
-    with Database.connect(found.dsn, tenant=invocation.tenant) as database:
-        until = database.run(offer(person=_person()))
-        if until is None:  # a token of a program has that name
-            until = database.run(offer())
-    return {
-        "url": url,
-        "login": f"{url}/login?code={code.token}",
-        "login_until": None if until is None else until.isoformat(timespec="seconds"),
-        "tenant": invocation.tenant,
-        "data": None if found.data is None else str(found.data),
-        "dsn": _dsn_of_programs(found),
-        "redis": found.redis,
-        "stream": None if intake is None else intake.stream,
-        "xadd": None if intake is None else xadd_command(intake),
-        "workers": invocation.workers,
-        "pid": os.getpid(),
-    }
-
-
-def _person() -> str | None:
-    """The user of the operating system, if people can have that name."""
-    try:
-        name = pwd.getpwuid(os.geteuid()).pw_name.lower()
-    except KeyError:  # a container may run as a uid without a user
-        return None
-    return name if is_name(name) else None
-
-
-def _dsn_of_programs(found: Databases) -> str | None:
-    """The login of workers and programs; the one of an embedded database has no password."""
-    if found.work_dsn is None or found.data is not None:
-        return found.work_dsn
-    return connection.without_password(found.work_dsn)
-
-
-def _print_banner(
-    facts: dict[str, Any], lock: DirectoryLock | None, *, as_json: bool, opens: bool
-) -> None:
-    if lock is not None:
-        lock.publish(facts["url"])
-    if opens:
-        webbrowser.open(facts["login"])
-    if as_json:
-        show.json_line(f"HelixQueue is up at {facts['url']}", **facts)
-    else:
-        show.line("\nOpen the dashboard, once and within 15 minutes:", "bold green")
-        # A line of its own, which fits 80 columns and can be copied.
-        show.line(facts["login"])
-        show.line(f"HelixQueue is up at {facts['url']}, tenant {facts['tenant']}")
-        for name in ("data", "dsn", "redis", "workers"):
-            if facts[name]:
-                show.line(f"{name}: {facts[name]}")
-        if facts["stream"] is not None:
-            show.line(f"stream: {facts['stream']}; submit with:")
-            show.line(facts["xadd"])
-        show.line("Ctrl-C stops it; all data is kept.\n")
-    sys.stdout.flush()

@@ -11,6 +11,8 @@ from helixqueue.cli.options import option
 
 PORT: Final = 8080
 WORKERS: Final = 2
+# Its own directory: `make run` and programs that use ./helix-data do not meet.
+DEMO_DATA: Final = Path("helix-demo")
 
 ServiceDsn = Annotated[
     str | None,

@@ -110,7 +110,7 @@ class _Screen(_Pipe):
         signal.signal(signal.SIGWINCH, lambda *_: self._resized.set())
 
     def connected(self) -> None:
-        self._source = ", ".join(self._frame.take().split("\n")).strip(", ")
+        self._source = " ".join(self._frame.take().split())
 
     def show_reading(self) -> None:
         self._has_read = True

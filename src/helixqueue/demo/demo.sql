@@ -84,15 +84,19 @@ select 0 where 0 = any (%(batches)s::bigint[]);
 -- Retention deletes completed batches after five minutes; without this the table would grow without bound.
 delete from demo.reads where at < clock_timestamp() - interval '1 hour';
 
+-- name: newest_batch
+select coalesce(max(b.id), 0) from helix.batch b;
+
 -- name: status
--- Completed batches, completed batches that retention deleted, refused writes, the samples whose number of
--- effects is not one, and the messages for known samples that the intake has reported.
+-- Of the batches after one: completed batches, completed batches that retention deleted, refused writes. Of all:
+-- the samples whose number of effects is not one, and the messages for known samples that the intake has reported.
 select (select count(*) from helix.ended e join helix.queue q on q.id = e.queue
-        where q.tenant = %(tenant)s and q.name = %(queue)s and e.ending = 1),
+        where q.tenant = %(tenant)s and q.name = %(queue)s and e.ending = 1 and e.batch > %(after)s),
        (select count(*) from helix.batch b join helix.queue q on q.id = b.queue
-        where q.tenant = %(tenant)s and q.name = %(queue)s and b.retired_at is not null
+        where q.tenant = %(tenant)s and q.name = %(queue)s and b.id > %(after)s and b.retired_at is not null
           and b.state = 'COMPLETED'),
-       (select coalesce(sum(r.times), 0)::bigint from helix.refusal r where r.tenant = %(tenant)s),
+       (select coalesce(sum(r.times), 0)::bigint from helix.refusal r where r.tenant = %(tenant)s
+        and r.batch > %(after)s),
        (select count(*) from (select from demo.reads r group by r.sample having count(*) > 1) twice)
        + (select count(*) from helix.ended e
           join helix.queue q on q.id = e.queue

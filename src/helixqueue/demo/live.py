@@ -47,13 +47,15 @@ KEEP_SECONDS = 300.0
 FROZEN = "bo"  # runs `demo.worker`, which does not watch its deadline
 NAMES = ("ada", "cem", "dita", "eli", "fay", "gus")
 WORKERS = 3
+BREAK = " | "  # where a terminal begins the second line of a report
 MINE = {"tenant": TENANT, "queue": QUEUE}
 
 
 @dataclass
 class DemoCounts:
-    """What this process did since its start."""
+    """What this process did since its start, and the newest batch before that."""
 
+    after: int = 0
     submitted: int = 0
     by_stream: int = 0  # of those, messages that were added to the stream
     duplicates: int = 0
@@ -81,8 +83,8 @@ class DemoStatus(NamedTuple):
         return (
             f"submitted {counts.submitted} ({counts.by_stream} by XADD), duplicates "
             f"{counts.duplicates + self.stream_duplicates}, invalid "
-            f"{counts.refused} | completed {self.completed + self.retired}, {effects} | "
-            f"workers killed {counts.killed}, late writes refused {counts.refused_writes} | "
+            f"{counts.refused}{BREAK}completed {self.completed + self.retired}, {effects} | "
+            f"killed {counts.killed}, late writes {counts.refused_writes} | "
             f"replay {'ok' if replay_ok else 'FAILED'}"
         )
 
@@ -144,6 +146,7 @@ def main() -> int:
             database.run(
                 calls.set_queue(tenant=TENANT, queue=QUEUE, keep_completed_seconds=KEEP_SECONDS)
             )
+            [counts.after] = database.connection.execute(_sql("newest_batch")).fetchone() or (0,)
         with DemoWorkers(dsn) as workers:
             faults = threading.Thread(target=_inject_faults, args=(dsn, workers, counts, stop))
             faults.start()
@@ -286,7 +289,7 @@ def _report(dsn: str, counts: DemoCounts) -> bool:
         connection.execute(_sql("delete_old_effects"))
         replayed = replay(connection)
         batches = [violation.batch for violation in replayed.violations]
-        row = connection.execute(_sql("status"), MINE).fetchone()
+        row = connection.execute(_sql("status"), MINE | {"after": counts.after}).fetchone()
         mine = connection.execute(_sql("own_batches"), MINE | {"batches": batches}).fetchall()
     status = DemoStatus(*(row or ()))
     counts.add_refusals(status.refused_writes)
@@ -301,7 +304,10 @@ def _print(message: str) -> None:
         text = f"{time.strftime('%H:%M:%S')}  {message}"
         if sys.stderr.isatty():
             width = shutil.get_terminal_size().columns
-            text = textwrap.fill(text, width, subsequent_indent=" " * 10)
+            indent = " " * 10
+            first, *rest = text.split(BREAK, 1) if len(text) > width else [text]
+            lines = [first, *(f"{indent}{part}" for part in rest)]
+            text = "\n".join(textwrap.fill(part, width, subsequent_indent=indent) for part in lines)
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

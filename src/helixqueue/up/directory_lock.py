@@ -7,7 +7,7 @@ import json
 import os
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from helixqueue.errors import Refused, Unavailable
 
@@ -36,15 +36,23 @@ class AlreadyUp(Refused):
         )
 
 
+class Owner(NamedTuple):
+    """The process that holds the lock of a directory."""
+
+    pid: int | None = None
+    url: str | None = None
+    tenant: str | None = None
+
+
 class DirectoryLock:
     """The held lock of a data directory."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
-    def publish(self, url: str | None) -> None:
-        """Store the pid and URL of this process for `url_of` and `AlreadyUp`."""
-        text = json.dumps({"pid": os.getpid(), "url": url}).encode()
+    def publish(self, url: str | None, tenant: str | None = None) -> None:
+        """Store what `running_up` and `AlreadyUp` report of this process."""
+        text = json.dumps({"pid": os.getpid(), "url": url, "tenant": tenant}).encode()
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, text, 0)
 
@@ -67,7 +75,7 @@ def lock_directory(directory: Path) -> Iterator[DirectoryLock]:
         if not _locked(handle, fcntl.LOCK_EX):
             time.sleep(RETRY_SECONDS)  # `url_of` in another process holds it for a moment
             if not _locked(handle, fcntl.LOCK_EX):
-                raise AlreadyUp(directory, *_owner(handle))
+                raise AlreadyUp(directory, *_owner(handle)[:2])
         lock = DirectoryLock(handle)
         lock.publish(None)
         yield lock
@@ -76,15 +84,15 @@ def lock_directory(directory: Path) -> Iterator[DirectoryLock]:
         os.close(handle)
 
 
-def url_of(directory: Path) -> str | None:
-    """The URL of the `helixq up` that runs on a directory; None when none runs."""
+def running_up(directory: Path) -> Owner:
+    """The `helixq up` that runs on a directory; without URL when none runs or it is starting."""
     try:
         handle = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return None
+        return Owner()
     try:
         # A killed process leaves its URL in the file; another program may use that port now.
-        return None if _locked(handle, fcntl.LOCK_SH) else _owner(handle)[1]
+        return Owner() if _locked(handle, fcntl.LOCK_SH) else _owner(handle)
     finally:
         os.close(handle)
 
@@ -97,10 +105,10 @@ def _locked(handle: int, kind: int) -> bool:
     return True
 
 
-def _owner(handle: int) -> tuple[int | None, str | None]:
-    """The pid and URL in the lock file; None while the owner is writing them."""
+def _owner(handle: int) -> Owner:
+    """What the lock file says; nothing while the owner is writing it."""
     try:
         content = json.loads(os.pread(handle, 4096, 0))
-        return int(content["pid"]), content["url"]
+        return Owner(int(content["pid"]), content["url"], content["tenant"])
     except (ValueError, KeyError, TypeError):
-        return None, None
+        return Owner()
