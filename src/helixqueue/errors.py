@@ -13,7 +13,9 @@ HelixError
     QueueClosed              the queue takes no new work now
     NotFound                 the tenant has no such thing: NoSuchBatch, NoSuchQueue, NoSuchWorker,
                              NoSuchLetter, NoSuchSeal, NoSuchToken, NoSuchLedger, NoSuchEntity,
-                             NoSuchFeed, NoSuchFence
+                             NoSuchFeed, NoSuchFence, NoSuchWebhook
+    BadSignature             no valid secret signed the delivery, or its source is unknown
+    UnreadableDelivery       a signed delivery that is no event
     NotInDoubt               the fence is not in doubt, or has another version (.state, .version)
     NameTaken                the name of a token was used before
     QueueNotEmpty            the queue has or had batches
@@ -182,6 +184,28 @@ class NoSuchSeal(NotFound):
     """The service has made no seal of that number."""
 
     kind = "no-such-seal"
+
+
+class NoSuchWebhook(NotFound):
+    """The tenant has no source of webhooks with that name."""
+
+    kind = "no-such-webhook"
+
+
+class BadSignature(Refused):
+    """The source is unknown, or no valid secret signed the delivery; `reason` is for the log."""
+
+    kind = "bad-signature"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("the source is unknown, or the signature is not valid")
+        self.reason = reason
+
+
+class UnreadableDelivery(Refused):
+    """The signature holds, but the body is no event."""
+
+    kind = "unreadable-delivery"
 
 
 class NoSuchToken(NotFound):

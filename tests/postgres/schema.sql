@@ -110,6 +110,42 @@ CREATE TYPE helix.chosen AS (
 
 ALTER TYPE helix.chosen OWNER TO helix_owner;
 
+-- Name: delivery; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.delivery AS (
+	tenant text,
+	source text,
+	event text,
+	identity text,
+	request text,
+	nonce bigint,
+	keep_seconds double precision,
+	body_once boolean,
+	clock text,
+	mapping text,
+	entity text,
+	version numeric,
+	digest bytea,
+	queue text,
+	letter bytea
+);
+
+ALTER TYPE helix.delivery OWNER TO helix_owner;
+
+-- Name: delivery_answer; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.delivery_answer AS (
+	decision text,
+	outcome text,
+	effect text,
+	request text,
+	key bytea,
+	epoch integer,
+	number bigint
+);
+
+ALTER TYPE helix.delivery_answer OWNER TO helix_owner;
+
 -- Name: document; Type: DOMAIN; Schema: helix; Owner: helix_owner
 
 CREATE DOMAIN helix.document AS json
@@ -1151,6 +1187,29 @@ $$;
 
 ALTER FUNCTION helix.append_v1(p_tenant text, p_ledger text, p_actor text, p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]) OWNER TO helix_engine;
 
+-- Name: apply_webhook_v1(text, text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.apply_webhook_v1(p_tenant text, p_name text, p_scheme text, p_definition text, p_actor text) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_created boolean;
+begin
+  perform helix.enter_for(p_tenant);
+  insert into helix.webhook_source as s (tenant, name, scheme, definition, applied_by)
+  values (p_tenant, p_name, p_scheme, p_definition, helix.actor_of(p_actor))
+  on conflict (tenant, name) do update
+  set scheme = excluded.scheme, definition = excluded.definition, applied_at = excluded.applied_at,
+      applied_by = excluded.applied_by
+  where (s.scheme, s.definition) is distinct from (excluded.scheme, excluded.definition)
+  returning s.xmax = 0 into v_created;
+  return case v_created when true then 'created' when false then 'changed' else 'unchanged' end;
+end
+$$;
+
+ALTER FUNCTION helix.apply_webhook_v1(p_tenant text, p_name text, p_scheme text, p_definition text, p_actor text) OWNER TO helix_engine;
+
 -- Name: archive(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.archive(p_limit integer) RETURNS integer
@@ -1260,6 +1319,26 @@ end
 $$;
 
 ALTER FUNCTION helix.assume_v1(p_hash bytea) OWNER TO helix_engine;
+
+-- Name: assume_webhook_v1(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.assume_webhook_v1(p_tenant text, p_name text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_known boolean;
+begin
+  perform set_config('helix.scope', '*', true);
+  v_known := helix.receives_webhooks() and helix.is_service_for(p_tenant)
+             and exists (select from helix.webhook_source s where s.tenant = p_tenant and s.name = p_name);
+  perform set_config('helix.tenant', case when v_known then p_tenant else '' end, true);
+  perform helix.enter();
+  return v_known;
+end
+$$;
+
+ALTER FUNCTION helix.assume_webhook_v1(p_tenant text, p_name text) OWNER TO helix_engine;
 
 -- Name: audit_present(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1432,6 +1511,85 @@ $$;
 
 ALTER FUNCTION helix.authenticate_v1(p_hash bytea) OWNER TO helix_engine;
 
+-- Name: begin_delivery(helix.delivery, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.begin_delivery(p_delivery helix.delivery, p_actor text) RETURNS helix.delivery_answer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_body   bytea := case when p_delivery.body_once then helix.mark_key(
+    p_delivery.tenant, p_delivery.source, '(body)', encode(sha256(convert_to(p_delivery.request, 'UTF8')), 'hex')) end;
+  v_entity bytea := case when p_delivery.clock <> 'none' then helix.mark_key(
+    p_delivery.tenant, p_delivery.source, p_delivery.mapping, p_delivery.entity) end;
+  v_claim  helix.fence_result;
+  v_answer helix.delivery_answer;
+  v_mark   helix.webhook_mark;
+begin
+  if not helix.receives_webhooks() then
+    raise exception using errcode = 'insufficient_privilege',
+      message = format('role %s may not receive webhooks', session_user),
+      hint = format('An administrator grants the right: grant helix_webhook to %I;', session_user);
+  end if;
+  -- Before the fence: what is in progress must leave no fence behind. Of two that need both, one is refused.
+  if not coalesce((select bool_and(pg_try_advisory_xact_lock(('x' || encode(substr(k.key, 1, 8), 'hex'))::bit(64)::bigint))
+                   from unnest(array[v_body, v_entity]) as k (key) where k.key is not null), true)
+  then
+    v_answer.decision := 'in_progress';
+    perform helix.count_delivery(p_delivery, 'in_progress');
+    return v_answer;
+  end if;
+  v_claim := helix.claim_fence_v1(
+    p_delivery.tenant, 'webhook ' || p_delivery.source, p_delivery.identity, p_delivery.request, p_actor,
+    p_delivery.nonce, false, 60, 0);
+  v_answer.decision := case v_claim.decision when 'repeated' then 'duplicate' when 'expired' then 'duplicate'
+                                             when 'mismatch' then 'conflict' when 'granted' then 'granted'
+                                             else 'in_progress' end;
+  v_answer.effect := v_claim.effect;
+  v_answer.outcome := split_part(v_claim.form, ' ', 2);
+  v_answer.request := v_claim.request;
+  v_answer.key := v_claim.key;
+  v_answer.epoch := v_claim.epoch;
+  v_answer.number := v_claim.number;
+  if v_answer.decision <> 'granted' then
+    perform helix.count_delivery(p_delivery, v_answer.decision);
+    return v_answer;
+  end if;
+  select * into v_mark from helix.webhook_mark m where m.key = v_body;
+  if found then
+    return helix.end_delivery(p_delivery, p_actor, v_answer, 'duplicate_body', v_mark.effect);
+  end if;
+  select * into v_mark from helix.webhook_mark m where m.key = v_entity;
+  if p_delivery.version < v_mark.version then
+    return helix.end_delivery(p_delivery, p_actor, v_answer, 'superseded', v_mark.effect);
+  end if;
+  -- Equal times are a tie: the clock of the provider has its grain.
+  if p_delivery.clock = 'version' and p_delivery.version = v_mark.version then
+    if p_delivery.digest = v_mark.digest then
+      return helix.end_delivery(p_delivery, p_actor, v_answer, 'duplicate_body', v_mark.effect);
+    end if;
+    return helix.bury_delivery(p_delivery, p_actor, v_answer, 'conflict',
+                               format('version %s of this entity took effect with another payload', v_mark.version));
+  end if;
+  return v_answer;
+end
+$$;
+
+ALTER FUNCTION helix.begin_delivery(p_delivery helix.delivery, p_actor text) OWNER TO helix_engine;
+
+-- Name: begin_delivery_v1(helix.delivery, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.begin_delivery_v1(p_delivery helix.delivery, p_actor text) RETURNS helix.delivery_answer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter_for(p_delivery.tenant);
+  return helix.begin_delivery(p_delivery, p_actor);
+end
+$$;
+
+ALTER FUNCTION helix.begin_delivery_v1(p_delivery helix.delivery, p_actor text) OWNER TO helix_engine;
+
 -- Name: bind_v1(name, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.bind_v1(p_role name, p_tenant text, p_by_setting boolean DEFAULT false) RETURNS void
@@ -1466,6 +1624,24 @@ CREATE FUNCTION helix.blocked_queues() RETURNS TABLE(queue integer, cause helix.
 $$;
 
 ALTER FUNCTION helix.blocked_queues() OWNER TO helix_engine;
+
+-- Name: bury_delivery(helix.delivery, text, helix.delivery_answer, text, text, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.bury_delivery(p_delivery helix.delivery, p_actor text, p_answer helix.delivery_answer, p_reason text, p_detail text, p_key bytea DEFAULT NULL::bytea) RETURNS helix.delivery_answer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_letter bigint;
+begin
+  select w.id into v_letter from helix.write_letters_v1(
+    p_delivery.tenant, p_actor, 'webhook', p_delivery.source, array[p_delivery.event], array[p_delivery.queue],
+    array[p_reason], array[p_detail], array[p_delivery.letter], array[octet_length(p_delivery.letter)::bigint],
+    array[sha256(p_delivery.letter)], array[p_key], p_delivery.keep_seconds) as w (id);
+  return helix.end_delivery(p_delivery, p_actor, p_answer, 'dead_letter', 'letter/' || v_letter);
+end
+$$;
+
+ALTER FUNCTION helix.bury_delivery(p_delivery helix.delivery, p_actor text, p_answer helix.delivery_answer, p_reason text, p_detail text, p_key bytea) OWNER TO helix_engine;
 
 -- Name: cancel(bigint[], helix.reason, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2445,6 +2621,17 @@ $$;
 
 ALTER FUNCTION helix.count_deleted_fences(p_lives bigint[]) OWNER TO helix_engine;
 
+-- Name: count_delivery(helix.delivery, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_delivery(p_delivery helix.delivery, p_decision text) RETURNS void
+    LANGUAGE sql
+    AS $$
+  insert into helix.metric_change (tenant, name, queue, label, value)
+  values (p_delivery.tenant, 'helix_webhook_deliveries_total', p_delivery.source, p_decision, 1)
+$$;
+
+ALTER FUNCTION helix.count_delivery(p_delivery helix.delivery, p_decision text) OWNER TO helix_engine;
+
 -- Name: count_differences(jsonb, jsonb, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.count_differences(p_was jsonb, p_got jsonb, p_depth integer DEFAULT 0) RETURNS integer
@@ -3364,6 +3551,64 @@ end
 $$;
 
 ALTER FUNCTION helix.empty_letters(p_batch bigint[]) OWNER TO helix_engine;
+
+-- Name: end_delivery(helix.delivery, text, helix.delivery_answer, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.end_delivery(p_delivery helix.delivery, p_actor text, p_answer helix.delivery_answer, p_decision text, p_effect text) RETURNS helix.delivery_answer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_effect text := helix.effect_of(p_answer.key, p_effect);
+  -- The body of the answer. A fence keeps it for two weeks, and itself for as long as the provider may resend.
+  v_answer bytea := convert_to(format('{"decision":%s,"effect":%s}', to_json(p_decision), to_json(v_effect)), 'UTF8');
+  v_sealed helix.fence_result;
+begin
+  v_sealed := helix.seal_fence_v1(
+    p_answer.key, p_answer.epoch, p_delivery.nonce, p_answer.number, p_actor, v_effect, 'webhook ' || p_decision,
+    v_answer, false, least(p_delivery.keep_seconds, 1209600), p_delivery.keep_seconds);
+  if v_sealed.decision <> 'sealed' then
+    raise exception using errcode = 'serialization_failure', message = 'another call took this delivery';
+  end if;
+  if p_decision = 'new' then
+    insert into helix.webhook_mark as m (key, tenant, source, version, digest, effect, at)
+    select helix.mark_key(p_delivery.tenant, p_delivery.source, k.kind, k.name), p_delivery.tenant, p_delivery.source,
+           k.version, k.digest, v_effect, clock_timestamp()
+    from (values ('(body)', encode(sha256(convert_to(p_delivery.request, 'UTF8')), 'hex'), null,
+                  sha256(convert_to(p_delivery.request, 'UTF8')), p_delivery.body_once),
+                 (p_delivery.mapping, p_delivery.entity, p_delivery.version, p_delivery.digest,
+                  p_delivery.clock <> 'none')) as k (kind, name, version, digest, wanted)
+    where k.wanted
+    on conflict (key) do update
+    set version = excluded.version, digest = excluded.digest, effect = excluded.effect, at = excluded.at;
+  end if;
+  perform helix.count_delivery(p_delivery, p_decision);
+  p_answer.decision := p_decision;
+  p_answer.outcome := p_decision;
+  p_answer.effect := v_effect;
+  return p_answer;
+end
+$$;
+
+ALTER FUNCTION helix.end_delivery(p_delivery helix.delivery, p_actor text, p_answer helix.delivery_answer, p_decision text, p_effect text) OWNER TO helix_engine;
+
+-- Name: end_delivery_v1(helix.delivery, text, bytea, integer, bigint, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.end_delivery_v1(p_delivery helix.delivery, p_actor text, p_key bytea, p_epoch integer, p_number bigint, p_effect text) RETURNS helix.delivery_answer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_answer helix.delivery_answer;
+begin
+  perform helix.enter_for(p_delivery.tenant);
+  v_answer.key := p_key;
+  v_answer.epoch := p_epoch;
+  v_answer.number := p_number;
+  return helix.end_delivery(p_delivery, p_actor, v_answer, 'new', p_effect);
+end
+$$;
+
+ALTER FUNCTION helix.end_delivery_v1(p_delivery helix.delivery, p_actor text, p_key bytea, p_epoch integer, p_number bigint, p_effect text) OWNER TO helix_engine;
 
 -- Name: end_leases(bigint[], helix.reason, text, text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -8549,6 +8794,27 @@ $$;
 
 ALTER FUNCTION helix.read_contents_v1(p_ids uuid[]) OWNER TO helix_reader;
 
+-- Name: read_deliveries_v1(text, text, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_deliveries_v1(p_tenant text, p_source text, p_before bigint, p_limit integer) RETURNS TABLE(life bigint, key bytea, identity text, decision text, effect text, at timestamp with time zone, sealed_at timestamp with time zone, duplicates bigint, conflicts bigint, detail text)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select f.life, f.key::bytea, f.identity::text,
+         case f.state when 'SEALED' then split_part(f.form, ' ', 2) when 'RELEASED' then 'failed' else 'in_progress' end,
+         f.effect::text, f.first_at, f.sealed_at, d.duplicates, d.conflicts, f.detail::text
+  from helix.fence f
+  cross join lateral (
+    select coalesce(sum(c.times) filter (where c.kind in ('repeated', 'expired')), 0) as duplicates,
+           coalesce(sum(c.times) filter (where c.kind = 'mismatch'), 0) as conflicts
+    from (select n.kind::text, n.times from helix.fence_decision n where n.life = f.life
+          union all select n.kind, n.times from helix.answer_count n where n.life = f.life) c) d
+  where f.tenant = p_tenant and f.name = 'webhook ' || p_source and f.life < p_before
+  order by f.life desc limit least(p_limit, 501)
+$$;
+
+ALTER FUNCTION helix.read_deliveries_v1(p_tenant text, p_source text, p_before bigint, p_limit integer) OWNER TO helix_reader;
+
 -- Name: read_duties_v1(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_duties_v1() RETURNS TABLE(duty text, every_seconds double precision, last_at timestamp with time zone, actor text, did integer, total bigint, seconds double precision, failures bigint, failed text, lag_seconds double precision)
@@ -10309,6 +10575,23 @@ $$;
 
 ALTER FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer) OWNER TO helix_reader;
 
+-- Name: read_webhooks_v1(text, text); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_webhooks_v1(p_tenant text, p_name text) RETURNS TABLE(tenant text, name text, scheme text, definition text, applied_at timestamp with time zone, applied_by text, secrets bigint, secret_since timestamp with time zone)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select s.tenant::text, s.name, s.scheme, s.definition, s.applied_at, s.applied_by, x.number, x.since
+  from helix.webhook_source s
+  cross join lateral (
+    select count(*) as number, max(w.valid_from) as since from helix.webhook_secret w
+    where w.tenant = s.tenant and w.source = s.name and coalesce(w.valid_until > clock_timestamp(), true)) x
+  where s.tenant = p_tenant and (p_name is null or s.name = p_name)
+  order by s.name limit 1000
+$$;
+
+ALTER FUNCTION helix.read_webhooks_v1(p_tenant text, p_name text) OWNER TO helix_reader;
+
 -- Name: read_worker_days_v1(text, text[]); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_worker_days_v1(p_tenant text, p_worker text[]) RETURNS TABLE(worker text, completed bigint, failed bigint)
@@ -10498,6 +10781,16 @@ end
 $$;
 
 ALTER FUNCTION helix.reap_v1(p_actor text, p_limit integer) OWNER TO helix_engine;
+
+-- Name: receives_webhooks(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.receives_webhooks() RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+  select pg_has_role(session_user, 'helix_webhook', 'member')
+$$;
+
+ALTER FUNCTION helix.receives_webhooks() OWNER TO helix_engine;
 
 -- Name: reconcile(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -11822,6 +12115,38 @@ $$;
 
 ALTER FUNCTION helix.rotate_token_v1(p_tenant text, p_name text, p_hash bytea, p_expires_at timestamp with time zone, p_overlap_seconds real, p_actor text) OWNER TO helix_engine;
 
+-- Name: rotate_webhook_v1(text, text, bytea, double precision, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.rotate_webhook_v1(p_tenant text, p_name text, p_secret bytea, p_overlap_seconds double precision, p_actor text) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_now  timestamptz := clock_timestamp();
+  v_last helix.webhook_secret;
+begin
+  perform helix.enter_for(p_tenant);
+  perform from helix.webhook_source s where s.tenant = p_tenant and s.name = p_name for update;
+  if not found then
+    return null;
+  end if;
+  select * into v_last from helix.webhook_secret s where s.tenant = p_tenant and s.source = p_name
+  order by s.number desc limit 1;
+  if v_last.secret = p_secret and v_last.valid_until is null then
+    return v_last.number;
+  end if;
+  update helix.webhook_secret s
+  set valid_until = least(s.valid_until, v_now + make_interval(secs => p_overlap_seconds)),
+      secret = case when least(s.valid_until, v_now + make_interval(secs => p_overlap_seconds)) > v_now then s.secret end
+  where s.tenant = p_tenant and s.source = p_name and s.secret is not null;
+  insert into helix.webhook_secret (tenant, source, number, secret, valid_from, created_by)
+  values (p_tenant, p_name, coalesce(v_last.number, 0) + 1, p_secret, v_now, helix.actor_of(p_actor));
+  return coalesce(v_last.number, 0) + 1;
+end
+$$;
+
+ALTER FUNCTION helix.rotate_webhook_v1(p_tenant text, p_name text, p_secret bytea, p_overlap_seconds double precision, p_actor text) OWNER TO helix_engine;
+
 -- Name: row_hash(jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.row_hash(p_row jsonb) RETURNS bytea
@@ -12788,6 +13113,42 @@ $$;
 
 ALTER FUNCTION helix.stream_groups_v1(p_seconds double precision, p_every_tenant boolean, p_limit integer) OWNER TO helix_engine;
 
+-- Name: submit_delivery_v1(helix.delivery, text, text, text, text, text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.submit_delivery_v1(p_delivery helix.delivery, p_actor text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_reason text DEFAULT NULL::text, p_detail text DEFAULT NULL::text) RETURNS helix.delivery_answer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_answer helix.delivery_answer;
+  v_batch  helix.submitted;
+begin
+  perform helix.enter_for(p_delivery.tenant);
+  v_answer := helix.begin_delivery(p_delivery, p_actor);
+  if v_answer.decision <> 'granted' then
+    return v_answer;
+  end if;
+  if p_reason is not null then
+    return helix.bury_delivery(p_delivery, p_actor, v_answer, p_reason, p_detail);
+  end if;
+  select * into v_batch from helix.submit_from_v1(
+    p_delivery.tenant, p_delivery.queue, p_actor, p_profile, array['webhook'], array[p_delivery.source],
+    array[p_delivery.event], array[p_identity], array[p_payload], array[p_raw], array[coalesce(p_revision, '')]);
+  if v_batch.decision in ('new', 'duplicate') then
+    return helix.end_delivery(p_delivery, p_actor, v_answer, 'new', helix.public_id(v_batch.key)::text);
+  end if;
+  return helix.bury_delivery(
+    p_delivery, p_actor, v_answer,
+    case when v_batch.decision = 'conflict' then 'conflict' when v_batch.differs = '{source}' then 'reused'
+         else 'refused' end,
+    case when v_batch.decision = 'conflict' then 'the identity was submitted with another payload'
+         else coalesce(v_batch.note, 'refused') end,
+    v_batch.key);
+end
+$$;
+
+ALTER FUNCTION helix.submit_delivery_v1(p_delivery helix.delivery, p_actor text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_reason text, p_detail text) OWNER TO helix_engine;
+
 -- Name: submit_from_v1(text, text, text, text, text[], text[], text[], text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.submit_from_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_kind text[], p_name text[], p_id text[], p_identity text[], p_payload text[], p_raw text[] DEFAULT NULL::text[], p_revision text[] DEFAULT NULL::text[], p_priority smallint[] DEFAULT NULL::smallint[], p_run_at timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_expires_at timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_limit_key text[] DEFAULT NULL::text[], p_requires text[] DEFAULT NULL::text[]) RETURNS SETOF helix.submitted
@@ -13469,6 +13830,33 @@ CREATE FUNCTION helix.wake_channel(p_queue text, p_login name, p_tenants text[])
 $$;
 
 ALTER FUNCTION helix.wake_channel(p_queue text, p_login name, p_tenants text[]) OWNER TO helix_engine;
+
+-- Name: webhook_v1(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.webhook_v1(p_tenant text, p_name text) RETURNS TABLE(definition text, secrets bytea[])
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  perform helix.enter_for(p_tenant);
+  if not helix.receives_webhooks() then
+    raise exception using errcode = 'insufficient_privilege',
+      message = format('role %s may not read the secrets of webhooks', session_user),
+      hint = format('An administrator grants the right: grant helix_webhook to %I;', session_user);
+  end if;
+  return query
+    select s.definition,
+           array(select x.secret from helix.webhook_secret x
+                 where x.tenant = p_tenant and x.source = p_name and x.secret is not null
+                   and coalesce(x.valid_until > v_now, true)
+                 order by x.number desc limit 5)
+    from helix.webhook_source s where s.tenant = p_tenant and s.name = p_name;
+end
+$$;
+
+ALTER FUNCTION helix.webhook_v1(p_tenant text, p_name text) OWNER TO helix_engine;
 
 -- Name: without_placeholders(text, text, text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -14597,6 +14985,59 @@ WITH (fillfactor='50');
 
 ALTER TABLE helix.waiter OWNER TO helix_owner;
 
+-- Name: webhook_mark; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.webhook_mark (
+    key helix.sha256 NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    source text NOT NULL,
+    version numeric,
+    digest helix.sha256 NOT NULL,
+    effect helix.effect_id NOT NULL,
+    at timestamp with time zone NOT NULL
+)
+WITH (fillfactor='80');
+
+ALTER TABLE ONLY helix.webhook_mark FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.webhook_mark OWNER TO helix_owner;
+
+-- Name: webhook_secret; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.webhook_secret (
+    tenant helix.tenant_name NOT NULL,
+    source text NOT NULL,
+    number integer NOT NULL,
+    secret bytea,
+    valid_from timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    valid_until timestamp with time zone,
+    created_by text NOT NULL,
+    CONSTRAINT webhook_secret_number_check CHECK ((number > 0)),
+    CONSTRAINT webhook_secret_secret_check CHECK (((octet_length(secret) >= 16) AND (octet_length(secret) <= 1024)))
+);
+
+ALTER TABLE ONLY helix.webhook_secret FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.webhook_secret OWNER TO helix_owner;
+
+-- Name: webhook_source; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.webhook_source (
+    tenant helix.tenant_name NOT NULL,
+    name text NOT NULL,
+    scheme text NOT NULL,
+    definition text NOT NULL,
+    applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    applied_by text NOT NULL,
+    CONSTRAINT webhook_source_definition_check CHECK (((octet_length(definition) >= 2) AND (octet_length(definition) <= 65536))),
+    CONSTRAINT webhook_source_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
+    CONSTRAINT webhook_source_scheme_check CHECK ((scheme = ANY (ARRAY['standard'::text, 'stripe'::text, 'github'::text, 'slack'::text, 'hmac'::text])))
+);
+
+ALTER TABLE ONLY helix.webhook_source FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.webhook_source OWNER TO helix_owner;
+
 -- Name: worker_day; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.worker_day (
@@ -14882,6 +15323,21 @@ ALTER TABLE ONLY helix.stream_group
 
 ALTER TABLE ONLY helix.waiter
     ADD CONSTRAINT waiter_pkey PRIMARY KEY (queue, login, worker);
+
+-- Name: webhook_mark webhook_mark_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.webhook_mark
+    ADD CONSTRAINT webhook_mark_pkey PRIMARY KEY (key);
+
+-- Name: webhook_secret webhook_secret_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.webhook_secret
+    ADD CONSTRAINT webhook_secret_pkey PRIMARY KEY (tenant, source, number);
+
+-- Name: webhook_source webhook_source_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.webhook_source
+    ADD CONSTRAINT webhook_source_pkey PRIMARY KEY (tenant, name);
 
 -- Name: work work_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
@@ -15375,6 +15831,24 @@ CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.waiter FOR EAC
 
 ALTER TABLE helix.waiter ENABLE ALWAYS TRIGGER a_guard;
 
+-- Name: webhook_mark a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.webhook_mark FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.webhook_mark ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: webhook_secret a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.webhook_secret FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.webhook_secret ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: webhook_source a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.webhook_source FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.webhook_source ENABLE ALWAYS TRIGGER a_guard;
+
 -- Name: work a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.work FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -15657,6 +16131,24 @@ CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.waiter FOR EACH STATEME
 
 ALTER TABLE helix.waiter ENABLE ALWAYS TRIGGER a_guard_truncate;
 
+-- Name: webhook_mark a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.webhook_mark FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.webhook_mark ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: webhook_secret a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.webhook_secret FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.webhook_secret ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: webhook_source a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.webhook_source FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.webhook_source ENABLE ALWAYS TRIGGER a_guard_truncate;
+
 -- Name: work a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.work FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -15746,6 +16238,18 @@ ALTER TABLE helix.role_tenant ENABLE ALWAYS TRIGGER audit;
 CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, inner_pad, outer_pad, created_at ON helix.secret FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,inner_pad,outer_pad,created_at');
 
 ALTER TABLE helix.secret ENABLE ALWAYS TRIGGER audit;
+
+-- Name: webhook_secret audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF tenant, source, number, valid_from, valid_until, created_by ON helix.webhook_secret FOR EACH ROW EXECUTE FUNCTION helix.audit_row('tenant,source,number', 'tenant,source,number,valid_from,valid_until,created_by');
+
+ALTER TABLE helix.webhook_secret ENABLE ALWAYS TRIGGER audit;
+
+-- Name: webhook_source audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF tenant, name, scheme, definition, applied_at, applied_by ON helix.webhook_source FOR EACH ROW EXECUTE FUNCTION helix.audit_row('tenant,name', 'tenant,name,scheme,definition,applied_at,applied_by');
+
+ALTER TABLE helix.webhook_source ENABLE ALWAYS TRIGGER audit;
 
 -- Name: dead_letter count_changed_letters; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -16023,6 +16527,18 @@ CREATE POLICY engine ON helix.source TO helix_engine USING (true);
 
 CREATE POLICY engine ON helix.stream_group TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
+-- Name: webhook_mark engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.webhook_mark TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: webhook_secret engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.webhook_secret TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: webhook_source engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.webhook_source TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
 -- Name: work engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine ON helix.work TO helix_engine USING (true);
@@ -16243,6 +16759,18 @@ CREATE POLICY operator ON helix.source FOR SELECT TO helix_operator USING (true)
 
 CREATE POLICY operator ON helix.stream_group FOR SELECT TO helix_operator USING (true);
 
+-- Name: webhook_mark operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.webhook_mark FOR SELECT TO helix_operator USING (true);
+
+-- Name: webhook_secret operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.webhook_secret FOR SELECT TO helix_operator USING (true);
+
+-- Name: webhook_source operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.webhook_source FOR SELECT TO helix_operator USING (true);
+
 -- Name: work operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.work FOR SELECT TO helix_operator USING (true);
@@ -16417,6 +16945,18 @@ CREATE POLICY reader ON helix.source FOR SELECT TO helix_reader USING (COALESCE(
 
 CREATE POLICY reader ON helix.stream_group FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
 
+-- Name: webhook_mark reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.webhook_mark FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
+-- Name: webhook_secret reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.webhook_secret FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
+-- Name: webhook_source reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.webhook_source FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
 -- Name: work reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY reader ON helix.work FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
@@ -16461,6 +17001,18 @@ ALTER TABLE helix.source ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.stream_group ENABLE ROW LEVEL SECURITY;
 
+-- Name: webhook_mark; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.webhook_mark ENABLE ROW LEVEL SECURITY;
+
+-- Name: webhook_secret; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.webhook_secret ENABLE ROW LEVEL SECURITY;
+
+-- Name: webhook_source; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.webhook_source ENABLE ROW LEVEL SECURITY;
+
 -- Name: work; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.work ENABLE ROW LEVEL SECURITY;
@@ -16484,6 +17036,7 @@ GRANT USAGE ON SCHEMA helix TO helix_payloads;
 GRANT USAGE ON SCHEMA helix TO helix_operate;
 GRANT USAGE ON SCHEMA helix TO helix_admin;
 GRANT USAGE ON SCHEMA helix TO helix_intake;
+GRANT USAGE ON SCHEMA helix TO helix_webhook;
 GRANT USAGE ON SCHEMA helix TO helix_delegate;
 GRANT USAGE ON SCHEMA helix TO helix_operator;
 
@@ -16562,6 +17115,12 @@ REVOKE ALL ON FUNCTION helix.append_v1(p_tenant text, p_ledger text, p_actor tex
 GRANT ALL ON FUNCTION helix.append_v1(p_tenant text, p_ledger text, p_actor text, p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]) TO helix_operator;
 GRANT ALL ON FUNCTION helix.append_v1(p_tenant text, p_ledger text, p_actor text, p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]) TO helix_submit;
 
+-- Name: FUNCTION apply_webhook_v1(p_tenant text, p_name text, p_scheme text, p_definition text, p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.apply_webhook_v1(p_tenant text, p_name text, p_scheme text, p_definition text, p_actor text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.apply_webhook_v1(p_tenant text, p_name text, p_scheme text, p_definition text, p_actor text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.apply_webhook_v1(p_tenant text, p_name text, p_scheme text, p_definition text, p_actor text) TO helix_admin;
+
 -- Name: FUNCTION archive(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.archive(p_limit integer) FROM PUBLIC;
@@ -16587,6 +17146,12 @@ GRANT ALL ON FUNCTION helix.asked_bytes(p_batch helix.batch) TO helix_operator;
 REVOKE ALL ON FUNCTION helix.assume_v1(p_hash bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.assume_v1(p_hash bytea) TO helix_operator;
 GRANT ALL ON FUNCTION helix.assume_v1(p_hash bytea) TO helix_delegate;
+
+-- Name: FUNCTION assume_webhook_v1(p_tenant text, p_name text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.assume_webhook_v1(p_tenant text, p_name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.assume_webhook_v1(p_tenant text, p_name text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.assume_webhook_v1(p_tenant text, p_name text) TO helix_webhook;
 
 -- Name: FUNCTION audit_present(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16619,6 +17184,16 @@ REVOKE ALL ON FUNCTION helix.authenticate_v1(p_hash bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.authenticate_v1(p_hash bytea) TO helix_operator;
 GRANT ALL ON FUNCTION helix.authenticate_v1(p_hash bytea) TO helix_delegate;
 
+-- Name: FUNCTION begin_delivery(p_delivery helix.delivery, p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.begin_delivery(p_delivery helix.delivery, p_actor text) FROM PUBLIC;
+
+-- Name: FUNCTION begin_delivery_v1(p_delivery helix.delivery, p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.begin_delivery_v1(p_delivery helix.delivery, p_actor text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.begin_delivery_v1(p_delivery helix.delivery, p_actor text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.begin_delivery_v1(p_delivery helix.delivery, p_actor text) TO helix_webhook;
+
 -- Name: FUNCTION bind_v1(p_role name, p_tenant text, p_by_setting boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.bind_v1(p_role name, p_tenant text, p_by_setting boolean) FROM PUBLIC;
@@ -16627,6 +17202,10 @@ GRANT ALL ON FUNCTION helix.bind_v1(p_role name, p_tenant text, p_by_setting boo
 -- Name: FUNCTION blocked_queues(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.blocked_queues() FROM PUBLIC;
+
+-- Name: FUNCTION bury_delivery(p_delivery helix.delivery, p_actor text, p_answer helix.delivery_answer, p_reason text, p_detail text, p_key bytea); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.bury_delivery(p_delivery helix.delivery, p_actor text, p_answer helix.delivery_answer, p_reason text, p_detail text, p_key bytea) FROM PUBLIC;
 
 -- Name: FUNCTION cancel(p_batch bigint[], p_reason helix.reason, p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -16748,6 +17327,10 @@ REVOKE ALL ON FUNCTION helix.count_decisions() FROM PUBLIC;
 -- Name: FUNCTION count_deleted_fences(p_lives bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.count_deleted_fences(p_lives bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION count_delivery(p_delivery helix.delivery, p_decision text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_delivery(p_delivery helix.delivery, p_decision text) FROM PUBLIC;
 
 -- Name: FUNCTION count_differences(p_was jsonb, p_got jsonb, p_depth integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -17072,6 +17655,16 @@ REVOKE ALL ON FUNCTION helix.empty_fences(p_batch bigint[], p_identity boolean) 
 -- Name: FUNCTION empty_letters(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.empty_letters(p_batch bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION end_delivery(p_delivery helix.delivery, p_actor text, p_answer helix.delivery_answer, p_decision text, p_effect text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.end_delivery(p_delivery helix.delivery, p_actor text, p_answer helix.delivery_answer, p_decision text, p_effect text) FROM PUBLIC;
+
+-- Name: FUNCTION end_delivery_v1(p_delivery helix.delivery, p_actor text, p_key bytea, p_epoch integer, p_number bigint, p_effect text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.end_delivery_v1(p_delivery helix.delivery, p_actor text, p_key bytea, p_epoch integer, p_number bigint, p_effect text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.end_delivery_v1(p_delivery helix.delivery, p_actor text, p_key bytea, p_epoch integer, p_number bigint, p_effect text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.end_delivery_v1(p_delivery helix.delivery, p_actor text, p_key bytea, p_epoch integer, p_number bigint, p_effect text) TO helix_webhook;
 
 -- Name: FUNCTION end_leases(p_batch bigint[], p_reason helix.reason, p_actor text, p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -18011,6 +18604,12 @@ REVOKE ALL ON FUNCTION helix.read_contents_v1(p_ids uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_contents_v1(p_ids uuid[]) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_contents_v1(p_ids uuid[]) TO helix_payloads;
 
+-- Name: FUNCTION read_deliveries_v1(p_tenant text, p_source text, p_before bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_deliveries_v1(p_tenant text, p_source text, p_before bigint, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_deliveries_v1(p_tenant text, p_source text, p_before bigint, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_deliveries_v1(p_tenant text, p_source text, p_before bigint, p_limit integer) TO helix_read;
+
 -- Name: FUNCTION read_duties_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_duties_v1() FROM PUBLIC;
@@ -18284,6 +18883,7 @@ GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_
 GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_operate;
 GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_admin;
 GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_intake;
+GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_webhook;
 
 -- Name: FUNCTION read_queues_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -18348,6 +18948,12 @@ REVOKE ALL ON FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limi
 GRANT ALL ON FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer) TO helix_read;
 
+-- Name: FUNCTION read_webhooks_v1(p_tenant text, p_name text); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_webhooks_v1(p_tenant text, p_name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_webhooks_v1(p_tenant text, p_name text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_webhooks_v1(p_tenant text, p_name text) TO helix_read;
+
 -- Name: FUNCTION read_worker_days_v1(p_tenant text, p_worker text[]); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_worker_days_v1(p_tenant text, p_worker text[]) FROM PUBLIC;
@@ -18374,6 +18980,10 @@ REVOKE ALL ON FUNCTION helix.reap_v1(p_actor text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.reap_v1(p_actor text, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.reap_v1(p_actor text, p_limit integer) TO helix_work;
 GRANT ALL ON FUNCTION helix.reap_v1(p_actor text, p_limit integer) TO helix_operate;
+
+-- Name: FUNCTION receives_webhooks(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.receives_webhooks() FROM PUBLIC;
 
 -- Name: FUNCTION reconcile(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -18565,6 +19175,12 @@ REVOKE ALL ON FUNCTION helix.rotate_token_v1(p_tenant text, p_name text, p_hash 
 GRANT ALL ON FUNCTION helix.rotate_token_v1(p_tenant text, p_name text, p_hash bytea, p_expires_at timestamp with time zone, p_overlap_seconds real, p_actor text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.rotate_token_v1(p_tenant text, p_name text, p_hash bytea, p_expires_at timestamp with time zone, p_overlap_seconds real, p_actor text) TO helix_admin;
 
+-- Name: FUNCTION rotate_webhook_v1(p_tenant text, p_name text, p_secret bytea, p_overlap_seconds double precision, p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.rotate_webhook_v1(p_tenant text, p_name text, p_secret bytea, p_overlap_seconds double precision, p_actor text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.rotate_webhook_v1(p_tenant text, p_name text, p_secret bytea, p_overlap_seconds double precision, p_actor text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.rotate_webhook_v1(p_tenant text, p_name text, p_secret bytea, p_overlap_seconds double precision, p_actor text) TO helix_admin;
+
 -- Name: FUNCTION row_hash(p_row jsonb); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.row_hash(p_row jsonb) FROM PUBLIC;
@@ -18738,6 +19354,12 @@ REVOKE ALL ON FUNCTION helix.stream_groups_v1(p_seconds double precision, p_ever
 GRANT ALL ON FUNCTION helix.stream_groups_v1(p_seconds double precision, p_every_tenant boolean, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.stream_groups_v1(p_seconds double precision, p_every_tenant boolean, p_limit integer) TO helix_delegate;
 
+-- Name: FUNCTION submit_delivery_v1(p_delivery helix.delivery, p_actor text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_reason text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.submit_delivery_v1(p_delivery helix.delivery, p_actor text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_reason text, p_detail text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.submit_delivery_v1(p_delivery helix.delivery, p_actor text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_reason text, p_detail text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.submit_delivery_v1(p_delivery helix.delivery, p_actor text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_reason text, p_detail text) TO helix_webhook;
+
 -- Name: FUNCTION submit_from_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_kind text[], p_name text[], p_id text[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.submit_from_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_kind text[], p_name text[], p_id text[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) FROM PUBLIC;
@@ -18840,6 +19462,12 @@ REVOKE ALL ON FUNCTION helix.wake(p_tenant text, p_queue text) FROM PUBLIC;
 -- Name: FUNCTION wake_channel(p_queue text, p_login name, p_tenants text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.wake_channel(p_queue text, p_login name, p_tenants text[]) FROM PUBLIC;
+
+-- Name: FUNCTION webhook_v1(p_tenant text, p_name text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.webhook_v1(p_tenant text, p_name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.webhook_v1(p_tenant text, p_name text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.webhook_v1(p_tenant text, p_name text) TO helix_webhook;
 
 -- Name: FUNCTION without_placeholders(p_tenant text, p_queue text, INOUT p_identity text[], INOUT p_raw text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -19322,6 +19950,52 @@ GRANT ALL ON SEQUENCE helix.tenant_turn_9 TO helix_engine;
 -- Name: TABLE waiter; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.waiter TO helix_engine;
+
+-- Name: TABLE webhook_mark; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.webhook_mark TO helix_engine;
+GRANT SELECT ON TABLE helix.webhook_mark TO helix_reader;
+GRANT SELECT ON TABLE helix.webhook_mark TO helix_operator;
+
+-- Name: TABLE webhook_secret; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.webhook_secret TO helix_engine;
+
+-- Name: COLUMN webhook_secret.tenant; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(tenant) ON TABLE helix.webhook_secret TO helix_reader;
+GRANT SELECT(tenant) ON TABLE helix.webhook_secret TO helix_operator;
+
+-- Name: COLUMN webhook_secret.source; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(source) ON TABLE helix.webhook_secret TO helix_reader;
+GRANT SELECT(source) ON TABLE helix.webhook_secret TO helix_operator;
+
+-- Name: COLUMN webhook_secret.number; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(number) ON TABLE helix.webhook_secret TO helix_reader;
+GRANT SELECT(number) ON TABLE helix.webhook_secret TO helix_operator;
+
+-- Name: COLUMN webhook_secret.valid_from; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(valid_from) ON TABLE helix.webhook_secret TO helix_reader;
+GRANT SELECT(valid_from) ON TABLE helix.webhook_secret TO helix_operator;
+
+-- Name: COLUMN webhook_secret.valid_until; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(valid_until) ON TABLE helix.webhook_secret TO helix_reader;
+GRANT SELECT(valid_until) ON TABLE helix.webhook_secret TO helix_operator;
+
+-- Name: COLUMN webhook_secret.created_by; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(created_by) ON TABLE helix.webhook_secret TO helix_reader;
+GRANT SELECT(created_by) ON TABLE helix.webhook_secret TO helix_operator;
+
+-- Name: TABLE webhook_source; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.webhook_source TO helix_engine;
+GRANT SELECT ON TABLE helix.webhook_source TO helix_reader;
+GRANT SELECT ON TABLE helix.webhook_source TO helix_operator;
 
 -- Name: TABLE worker_day; Type: ACL; Schema: helix; Owner: helix_owner
 

@@ -31,8 +31,11 @@ SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 METRICS_SCOPE: Final = "metrics"  # figures of all tenants
 OPERATOR_SCOPES: Final = (METRICS_SCOPE, "seal")  # about all tenants: only operators grant them
 TENANT_SCOPES: Final = tuple(scope for scope in SCOPES if scope not in OPERATOR_SCOPES)
-# The database roles of a service: all scopes, which each token restricts, and to act for others.
-SERVICE_ROLES: Final = (*(f"helix_{scope}" for scope in TENANT_SCOPES), "helix_delegate")
+# The database roles of a service: all scopes, which each token restricts, to act for others, and to
+# receive webhooks.
+SERVICE_ROLES: Final = (
+    *(f"helix_{scope}" for scope in TENANT_SCOPES), "helix_delegate", "helix_webhook",
+)  # fmt: skip
 TOKEN: Final = re.compile(r"hx_[A-Za-z0-9_-]{43}")
 LOGIN: Final = re.compile(r"hl_[A-Za-z0-9_-]{43}")  # the single-use code of a login link
 _CURSOR: Final = re.compile(r"([^~]+)~([a-z0-9_.-]+)~([0-9]{1,9})")

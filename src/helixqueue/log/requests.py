@@ -22,7 +22,8 @@ log = logging.getLogger("helixqueue.service.request")
 FIELDS: Final = (
     "tenant", "token", "queue", "ledger", "feed", "batch", "fence", "run", "attempt", "worker",
     "conflicting_worker",
-    "decision", "count", "reason", "raw_hex", "without_identity", "problem", "fault",
+    "decision", "effect_id", "source_type", "source_id",
+    "count", "reason", "raw_hex", "without_identity", "problem", "fault",
 )  # fmt: skip
 _FIELDS: Final = frozenset(FIELDS)
 # Fields of the request that every step line repeats.

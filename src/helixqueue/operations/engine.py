@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 __all__ = [
     "calls", "check_runs", "duties", "fences", "identities", "ledgers", "letters", "metrics",
-    "overview", "reads", "seals", "service_calls", "tokens",
+    "overview", "reads", "seals", "service_calls", "tokens", "webhooks",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         seals,
         service_calls,
         tokens,
+        webhooks,
     )
 else:
     from importlib import import_module

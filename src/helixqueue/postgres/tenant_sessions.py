@@ -68,7 +68,7 @@ class TenantSessions:
         self.connect = connect
         self.pool = AsyncPool(connect, size=connections, wait_seconds=wait_seconds)
         self.seconds = statement_seconds
-        self._time_limit = _milliseconds(statement_seconds)
+        self.time_limit = _milliseconds(statement_seconds)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(
@@ -78,7 +78,12 @@ class TenantSessions:
 
         `tenant` is used only to share the connections fairly between tenants.
         """
-        assume = self.assume(token_hash)
+        return await self.run_as(self.assume(token_hash), call, *more, tenant=tenant)
+
+    async def run_as(
+        self, assume: Call[Any], call: Call[T], *more: Call[Any], tenant: str | None = None
+    ) -> T:
+        """The same with another first call, which returns whether it set a tenant."""
 
         async def transaction() -> T:
             async with self.pool.database(tenant) as database:
@@ -93,7 +98,7 @@ class TenantSessions:
 
     def assume(self, token_hash: bytes) -> Call[Any]:
         """The first call of every transaction."""
-        return Call(_SQL["assume_tenant"], (token_hash, self._time_limit), list)
+        return Call(_SQL["assume_tenant"], (token_hash, self.time_limit), list)
 
     async def run_without_tenant(self, call: Call[T]) -> T:
         """Run a call that concerns no tenant."""

@@ -98,6 +98,8 @@ FAMILIES: Final = (
                  "Seconds from the first call until the effect was sealed.", "fence", "le"),
     MetricFamily("helix_dead_letters", "gauge",
                  "Open dead letters by reason.", "source", "reason"),
+    MetricFamily("helix_webhook_deliveries_total", "counter",
+                 "Authentic deliveries of webhooks by decision.", "source", "decision"),
     MetricFamily("helix_feed_lag_seconds", "gauge",
                  "Age of the oldest event that a feed has not delivered.", "feed"),
     MetricFamily("helix_workers_alive", "gauge",

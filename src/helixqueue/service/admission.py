@@ -25,7 +25,8 @@ of a session instead of a token, and answer errors with a page.
 Without a valid token a client learns nothing and costs little. Access is denied by default: an
 operation without a scope cannot be called, and only operations with the scope `open` skip 3 to 5,
 7 to 9, 12 and 13. They share the turns of one tenant; their writes are counted per address, before
-a body of at most 1 KiB is read.
+a body of at most 1 KiB is read. Of these, a signed operation checks the signature of its body
+itself: it may have the largest body, and takes memory and turns (12) as one of that tenant.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ OPEN: Final = "open"  # needs no token
 ANY: Final = "any"  # any valid token
 PRINCIPAL_KEY: Final = "helixqueue.principal"
 BODY_KEY: Final = "helixqueue.body"
-LOGIN_LIMIT_KEY: Final = "helixqueue.login_limit"
+OPEN_LIMIT_KEY: Final = "helixqueue.open_limit"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{8,64}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -124,6 +125,7 @@ class AdmissionMiddleware:
             if route.scope == OPEN
             for method in route.methods
         }
+        self._signed = [route for route in self._routes if route.signed]
         self._in_progress = 0  # requests that need a token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,7 +164,9 @@ class AdmissionMiddleware:
             scope[PAGE_KEY] = self._pages
         check_host(scope, self._service.settings.allowed_hosts)
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        if (method, scope["path"]) in self._open:
+        if (method, scope["path"]) in self._open or (
+            matching_route(self._signed, scope) is not None
+        ):
             is_health = scope["path"].startswith("/health/")
             await self._service.loop_time.take(HEALTH if is_health else ANONYMOUS)
             # A copy: the server still sees HEAD and sends no body.
@@ -227,12 +231,14 @@ class OperationRoute(APIRoute):
     scope: str | None
     operation: str
     fenced: bool
+    signed: bool
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:  # noqa: ANN401 - FastAPI's
         super().__init__(path, endpoint, **options)
         extra = self.openapi_extra or {}
         self.scope = extra.get("x-scope")
         self.fenced = bool(extra.get("x-fenced"))
+        self.signed = bool(extra.get("x-signed"))
         self.operation = self.operation_id or self.name
         self.query = _query_parameters(self.dependant)
         self.lists = {name for name, info in self.query.items() if _is_list(info.annotation)}
@@ -262,15 +268,17 @@ class OperationRoute(APIRoute):
     ) -> None:
         service: Service = scope["app"].state.service
         if self.scope == OPEN and scope["method"] != "GET":
-            scope[LOGIN_LIMIT_KEY] = service.login_limit.count(scope)
+            limit = service.webhook_limit if self.signed else service.login_limit
+            scope[OPEN_LIMIT_KEY] = limit.count(scope)
         if self.body_field is not None:
             check_content_type(scope)
         seconds = service.settings.body_seconds
-        if principal is None:
+        if principal is None and not self.signed:
             scope[BODY_KEY] = await read_body(scope, receive, seconds, MAX_OPEN_BODY_BYTES)
             await self.run(scope, receive, send)
             return
-        tenant, size = principal.tenant, body_size(scope, MAX_BODY_BYTES)
+        tenant = ANONYMOUS if principal is None else principal.tenant
+        size = body_size(scope, MAX_BODY_BYTES)
         memory = HeldMemory(service.memory, tenant)
         try:
             await memory.take_arriving(size)
@@ -280,7 +288,10 @@ class OperationRoute(APIRoute):
             if 0 < cost <= MAX_LOOP_MICROSECONDS:  # else in a thread
                 await service.loop_time.take(tenant, cost)
             scope[BODY_KEY] = body
-            await self._run_fenced(scope, receive, send, principal)
+            if principal is None:
+                await self.run(scope, receive, send)
+            else:
+                await self._run_fenced(scope, receive, send, principal)
         finally:
             memory.release()
 

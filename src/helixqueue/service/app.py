@@ -47,9 +47,11 @@ from helixqueue.service.routes import (
     ledgers,
     login,
     proof,
+    webhooks,
 )
 from helixqueue.service.service import Service
 from helixqueue.service.settings import MAX_BODY_BYTES
+from helixqueue.webhook import operations as webhook_operations
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -65,7 +67,8 @@ ROUTERS = (
     routes_of(intakes), routes_of(duties),
     ledgers.routes, routes_of(ledger_operations), routes_of(feeds), checks.routes,
     routes_of(check_operations), routes_of(seals),
-    routes_of(token_operations), login.routes, proof.routes, health.routes,
+    routes_of(token_operations), webhooks.routes,
+    routes_of(webhook_operations, "webhooks"), login.routes, proof.routes, health.routes,
 )  # fmt: skip
 # Every response below 500 means that nothing was done, so the key may be used again.
 _NOTHING_DONE = BEFORE_THE_EFFECT | {400, 404, 408, 409, 422}

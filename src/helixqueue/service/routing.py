@@ -68,18 +68,21 @@ def _router(tag: str, route_class: type[OperationRoute]) -> APIRouter:
     )
 
 
-def operation(scope: str, *problems: str, fenced: bool = False) -> dict[str, Any]:
+def operation(
+    scope: str, *problems: str, fenced: bool = False, signed: bool = False
+) -> dict[str, Any]:
     """What an operation requires, as arguments of a route decorator.
 
     `problems` are those that not every operation has (openapi/document.py adds the common ones).
     `fenced` operations accept an idempotency key. Operations that return secrets must not, because
-    their responses would be stored.
+    their responses would be stored. A `signed` operation is open and checks a signature.
     """
     return {
         "openapi_extra": {
             "x-scope": scope,
             "x-problems": list(problems),
             "x-fenced": fenced,
+            **({"x-signed": True} if signed else {}),
             **({} if scope == "open" else {"security": [{"token": []}]}),
         },
     }

@@ -77,6 +77,9 @@ class Service:
         self.login_limit = AnonymousRateLimit(
             settings.anonymous_per_second, settings.anonymous_burst, proxies
         )
+        self.webhook_limit = AnonymousRateLimit(
+            settings.anonymous_per_second, settings.anonymous_burst, proxies
+        )
         self.change_marks = ChangeMarks(self.sessions)
         self.wakeups = self._wakeups()
         # A stream that is far behind reads for seconds, so half of the connections stay free.

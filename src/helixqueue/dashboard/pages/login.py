@@ -26,7 +26,7 @@ from helixqueue.dashboard.page import (
 )
 from helixqueue.engine import tokens
 from helixqueue.fence.http.asgi import header_text
-from helixqueue.service.admission import LOGIN_LIMIT_KEY
+from helixqueue.service.admission import OPEN_LIMIT_KEY
 
 if TYPE_CHECKING:
     from helixqueue.engine.tokens import Session
@@ -75,7 +75,7 @@ async def redeem(page: PageRequest, code: str, token_hash: bytes) -> Session | N
         tokens.redeem_login(code_hash=tokens.hash_token(code), token_hash=token_hash)
     )
     if started is not None:
-        page.scope[LOGIN_LIMIT_KEY].give_back()  # counted by admission
+        page.scope[OPEN_LIMIT_KEY].give_back()  # counted by admission
     return started
 
 

@@ -23,6 +23,8 @@ begin
       ('helix_admin'),
       -- Granted to the login of an intake: it submits messages and writes dead letters, nothing else.
       ('helix_intake'),
+      -- Granted to the login that receives webhooks: it reads the secrets of their sources.
+      ('helix_webhook'),
       -- Granted to the login of a service: it names others as actors and serves their API tokens.
       ('helix_delegate'),
       -- Granted to the login of an operator: every function, all tenants, and others as actors.

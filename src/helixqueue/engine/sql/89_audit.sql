@@ -61,6 +61,11 @@ begin
   perform helix.audit_table('helix.feed', '{tenant,name}',
                             '{tenant,name,ledger,queue,paused,created_at,created_by}');
   perform helix.audit_table('helix.output_root', '{tenant,uri}', '{tenant,uri,created_at,created_by}');
+  perform helix.audit_table('helix.webhook_source', '{tenant,name}', '{tenant,name,scheme,definition,applied_at,'
+                                                                     'applied_by}');
+  -- Without the secret: its digest would let readers of the audit try guesses.
+  perform helix.audit_table('helix.webhook_secret', '{tenant,source,number}',
+                            '{tenant,source,number,valid_from,valid_until,created_by}');
   -- Every setting, also one that a later release adds.
   perform helix.audit_table('helix.queue', '{id}', array(
     select a.attname from pg_attribute a

@@ -66,7 +66,7 @@ $$;
 alter schema helix owner to helix_owner;
 revoke create on schema helix from helix_engine, helix_reader;
 grant usage on schema helix to helix_submit, helix_work, helix_read, helix_payloads, helix_operate, helix_admin,
-  helix_intake, helix_delegate, helix_operator;
+  helix_intake, helix_webhook, helix_delegate, helix_operator;
 
 -- The engine writes everything but the arrows, and adds secrets without changing one.
 grant select, insert, update, delete on all tables in schema helix to helix_engine;
@@ -83,7 +83,10 @@ grant select on helix.arrow, helix.role_tenant, helix.queue, helix.requirement_c
   helix.ledger, helix.ledger_event, helix.feed, helix.metric, helix.rollup, helix.finding,
   helix.source, helix.dead_letter, helix.letter_overview, helix.intake, helix.intake_failure,
   helix.stream_group, helix.difference, helix.check_run, helix.worker_day,
-  helix.output_root, helix.manifest, helix.output, helix.output_name
+  helix.output_root, helix.manifest, helix.output, helix.output_name,
+  helix.webhook_source, helix.webhook_mark
+  to helix_reader, helix_operator;
+grant select (tenant, source, number, valid_from, valid_until, created_by) on helix.webhook_secret
   to helix_reader, helix_operator;
 grant select on helix.queue_settings to helix_reader;
 -- The id of a claim and its worker's name are enough to get its tokens.
@@ -147,6 +150,16 @@ begin
       ('count_stream_v1',        'intake'),
       ('look_stream_v1',         'intake delegate'),
       ('stream_groups_v1',       'delegate'),
+      -- Receivers of webhooks; administrators define their sources.
+      ('assume_webhook_v1',      'webhook'),
+      ('webhook_v1',             'webhook'),
+      ('begin_delivery_v1',      'webhook'),
+      ('end_delivery_v1',        'webhook'),
+      ('submit_delivery_v1',     'webhook'),
+      ('apply_webhook_v1',       'admin'),
+      ('rotate_webhook_v1',      'admin'),
+      ('read_webhooks_v1',       'read'),
+      ('read_deliveries_v1',     'read'),
       -- Work.
       ('claim_v1',               'work'),
       ('hello_v1',               'work'),
@@ -217,7 +230,7 @@ begin
       ('read_tenants_v1',        'any'),
       ('read_bindings_v1',       'any'),
       ('read_every_tenant_v1',   'any'),
-      ('read_queue_v1',          'any intake'),
+      ('read_queue_v1',          'any intake webhook'),
       ('queue_requires_v1',      'any'),
       -- Operate.
       ('set_queue_v1',           'operate'),

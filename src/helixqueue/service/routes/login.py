@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from helixqueue.engine import tokens
-from helixqueue.service.admission import LOGIN_LIMIT_KEY
+from helixqueue.service.admission import OPEN_LIMIT_KEY
 from helixqueue.service.models.requests import LoginRequest
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import RequestLogDep, ServiceDep, operation, router
@@ -57,7 +57,7 @@ async def _redeem(code: str, request: Request, service: Service) -> SessionRespo
     )
     if session is None:
         return None
-    request.scope[LOGIN_LIMIT_KEY].give_back()  # counted by admission
+    request.scope[OPEN_LIMIT_KEY].give_back()  # counted by admission
     return SessionResponse(
         token=new.token,
         tenant=session.tenant,

@@ -1,0 +1,1 @@
+"""Webhooks: signature, duplicates and order of the deliveries of providers."""

@@ -1,0 +1,257 @@
+"""What administrators do with sources of webhooks, and how a delivery is received."""
+
+from __future__ import annotations
+
+import secrets as random
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+from helixqueue.errors import BadSignature, NoSuchWebhook, Refused
+from helixqueue.identity import canonical_text
+from helixqueue.operations import engine
+from helixqueue.operations.instructions import Instructions
+from helixqueue.operations.message import Poison, poison_of
+from helixqueue.operations.operation import operation
+from helixqueue.operations.prepare import prepare
+from helixqueue.records.page import Page
+from helixqueue.records.parameter import NAME_PATTERN, Cursor, Limit, Param
+from helixqueue.records.submission import Submission, SubmissionRow
+from helixqueue.records.webhook import (
+    AppliedSource,
+    DeliveryAnswer,
+    DeliveryRow,
+    RotatedSecret,
+    StoredDelivery,
+    WebhookSourceRow,
+)
+from helixqueue.webhook import event as events
+from helixqueue.webhook.event import WebhookEvent
+from helixqueue.webhook.schemes import SECRET_BYTES, check_secret
+from helixqueue.webhook.source import WebhookMapping, WebhookSource, source_of, stored_source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from helixqueue.engine.webhooks import SourceSecrets
+    from helixqueue.fence.http.asgi import Header
+    from helixqueue.operations.batches import Operations
+
+OVERLAP_SECONDS: Final = 86_400.0
+OVERLAP_SECONDS_MAX: Final = 30 * 86_400.0
+SourceName = Annotated[
+    str, Param("Name of the source.", "stripe", pattern=NAME_PATTERN, metavar="NAME")
+]
+Definition = Annotated[
+    dict[str, Any],
+    Param(
+        "Scheme, mappings and settings, as one source of the YAML file.",
+        {"scheme": "stripe", "mappings": [{"events": "invoice.paid", "queue": "basecall"}]},
+        metavar="JSON",
+    ),
+]
+Secret = Annotated[
+    str,
+    Param(
+        "The secret that the provider shows. It is stored and never shown.",
+        "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD", length=SECRET_BYTES[1],
+    ),
+]  # fmt: skip
+Overlap = Annotated[
+    float,
+    Param(
+        "How long the earlier secrets stay valid.", OVERLAP_SECONDS, least=0,
+        most=OVERLAP_SECONDS_MAX, metavar="DURATION",
+    ),
+]  # fmt: skip
+
+
+@operation("GET /v1/webhook-sources", scope="read")
+def list_sources(operations: Operations) -> Instructions[Page[WebhookSourceRow]]:
+    """List the sources of webhooks, without their secrets."""
+    return operations.ask(engine.webhooks.list_sources(tenant=operations.tenant))
+
+
+@operation("GET /v1/webhook-sources/{name}", scope="read", raises=[NoSuchWebhook])
+def show_source(operations: Operations, name: SourceName) -> Instructions[WebhookSourceRow]:
+    """Show a source with its mappings, without its secrets."""
+    page = yield from operations.ask(
+        engine.webhooks.list_sources(tenant=operations.tenant, name=name)
+    )
+    if not page.rows:
+        raise _no_such_source(name)
+    return page.rows[0]
+
+
+@operation("PUT /v1/webhook-sources/{name}", scope="admin")
+def apply_source(
+    operations: Operations, name: SourceName, *, definition: Definition
+) -> Instructions[AppliedSource]:
+    """Create or replace a source of webhooks. Repeating it changes nothing.
+
+    A source without a secret refuses every delivery.
+    """
+    source = source_of({**definition, "name": name})
+    answer = yield from operations.ask(
+        engine.webhooks.apply_source(
+            tenant=operations.tenant,
+            name=name,
+            scheme=source.scheme,
+            definition=source.text(),
+            actor=operations.actor,
+        )
+    )
+    return AppliedSource(name, answer)
+
+
+@operation("POST /v1/webhook-sources/{name}/rotate", scope="admin", raises=[NoSuchWebhook])
+def rotate_secret(
+    operations: Operations,
+    name: SourceName,
+    *,
+    secret: Secret,
+    overlap_seconds: Overlap = OVERLAP_SECONDS,
+) -> Instructions[RotatedSecret]:
+    """Add the secret of a source; the earlier ones stay valid for `overlap_seconds`."""
+    source = yield from show_source(operations, name)
+    number = yield from operations.ask(
+        engine.webhooks.rotate_secret(
+            tenant=operations.tenant,
+            name=name,
+            secret=check_secret(source_of({**source.definition}).scheme, secret.encode()),
+            overlap_seconds=overlap_seconds,
+            actor=operations.actor,
+        )
+    )
+    if number is None:
+        raise _no_such_source(name)
+    return RotatedSecret(name, number)
+
+
+@operation("GET /v1/webhook-sources/{name}/deliveries", scope="read", raises=[NoSuchWebhook])
+def list_deliveries(
+    operations: Operations, name: SourceName, *, after: Cursor | None = None, limit: Limit = 50
+) -> Instructions[Page[DeliveryRow]]:
+    """List the deliveries of a source, newest first.
+
+    Duplicates and conflicts are counted at the first delivery of their event.
+    """
+    yield from show_source(operations, name)
+    return (
+        yield from operations.ask(
+            engine.webhooks.list_deliveries(
+                tenant=operations.tenant, name=name, after=after, limit=limit
+            )
+        )
+    )
+
+
+def _no_such_source(name: str) -> NoSuchWebhook:
+    return NoSuchWebhook(f"the tenant has no source of webhooks {name}; see `helixq webhook list`")
+
+
+class Received(NamedTuple):
+    """An authentic delivery: an event with its mapping, or a challenge to answer."""
+
+    source: WebhookSource
+    event: WebhookEvent | None
+    mapping: WebhookMapping | None = None
+    poison: Poison | None = None
+    challenge: str | None = None
+
+
+def authenticate(
+    stored: SourceSecrets | None, headers: Iterable[Header], body: bytes, now: float | None = None
+) -> Received:
+    """Check the signature, then read the event; raises `BadSignature` or `UnreadableDelivery`."""
+    if stored is None:
+        raise BadSignature("unknown source")
+    source = stored_source(stored.definition)
+    headers = list(headers)
+    at = time.time() if now is None else now
+    events.check_signature(source, headers, body, stored.secrets, at)
+    document = events.read_body(body)
+    challenge = events.challenge_of(source, document)
+    if challenge is not None:
+        return Received(source, None, challenge=challenge)
+    return Received(source, *events.read_event(source, headers, document))
+
+
+def submit_event(operations: Operations, received: Received) -> Instructions[DeliveryAnswer]:
+    """Submit an event to the queue of its mapping; what cannot become a batch is a dead letter."""
+    source, event, mapping, poison, _ = received
+    if event is None or mapping is None or mapping.queue is None:
+        raise Refused(f"webhook {source.name}: expected a mapping with a queue, got none")
+    identity, revision = None, None
+    row: SubmissionRow | None = None
+    profile = ""
+    try:
+        if poison is not None:
+            raise poison
+        identity = events.identity_of(mapping, event.body)
+        revision = events.revision_of(mapping, event.body)
+        try:
+            known = yield from operations.known(mapping.queue)
+            profile = known.row.profile
+            row = prepare(known, Submission(identity, event.payload, revision))
+        except Refused as error:
+            raise poison_of(error, mapping.queue) from None
+    except Poison as found:
+        poison = found
+    letter = events.letter_body(mapping, event, identity, revision)
+    return (
+        yield from operations.ask(
+            engine.webhooks.submit_delivery(
+                stored_delivery(operations.tenant, source, event, mapping, letter),
+                row,
+                actor=actor_of(source),
+                profile=profile,
+                reason=None if poison is None else poison.reason,
+                detail=None if poison is None else poison.detail[:2000].replace("\0", "\\0"),
+            ),
+            repeatable=False,
+        )
+    )
+
+
+def actor_of(source: WebhookSource) -> str:
+    return f"webhook {source.name}"
+
+
+def stored_delivery(
+    tenant: str,
+    source: WebhookSource,
+    event: WebhookEvent,
+    mapping: WebhookMapping | None,
+    letter: bytes,
+) -> StoredDelivery:
+    ordered = mapping is not None and mapping.order != "none" and event.entity is not None
+    return StoredDelivery(
+        tenant,
+        source.name,
+        event.delivery_id,
+        event.identity,
+        event.request,
+        random.randbits(63),
+        source.keep_seconds,
+        source.dedupe_body,
+        mapping.order if mapping is not None and ordered else "none",
+        "" if mapping is None else mapping.events[0],
+        event.entity if ordered else None,
+        event.version if ordered else None,
+        event.digest,
+        None if mapping is None else mapping.queue,
+        letter,
+    )
+
+
+def conflict_diff(event: WebhookEvent, answer: DeliveryAnswer) -> list[dict[str, Any]]:
+    """How a body differs from the one that the event id belongs to; empty if that is not kept."""
+    from helixqueue.identity import diff, loads  # noqa: PLC0415 - only for a conflict
+
+    return [] if answer.request is None else diff(loads(answer.request), event.body)
+
+
+def ignored(source: WebhookSource, event: WebhookEvent) -> bytes:
+    """The answer to an event for which the source has no mapping."""
+    effect = {"decision": "ignored", "event": event.type[:200], "source": source.name}
+    return canonical_text(effect).encode()
