@@ -26,6 +26,7 @@ HelixError
   Unavailable                the database is away (.outcome_unknown)
   Retryable                  deadlock or serialisation failure; run the transaction again
   SchemaMismatch             the database's schema is older or newer than this release needs
+  WebhookFailed              the effect of a webhook raised an exception and was rolled back
   NotInstalled               a package that comes with an extra is missing (.package, .extra)
 ```
 
@@ -206,6 +207,10 @@ class UnreadableDelivery(Refused):
     """The signature holds, but the body is no event."""
 
     kind = "unreadable-delivery"
+
+
+class WebhookFailed(HelixError):
+    """The effect of a webhook raised an exception and was rolled back; the provider resends."""
 
 
 class NoSuchToken(NotFound):

@@ -49,6 +49,8 @@ FENCE_POINTS = (
     "fence.doubt.before",  # the effect raised an error; its outcome is unknown
     "fence.doubt.after",
 )
+# The points of a delivery of a webhook.
+WEBHOOK_POINTS = ("webhook.committed",)  # the effect is committed; the provider has no answer
 # The points of a consumer of a feed.
 FEED_POINTS = (
     "feed.taken",  # the transaction has taken events; the consumer has not seen them
@@ -80,6 +82,7 @@ OUTPUT_POINTS = (
 )
 _ALL_POINTS = frozenset(
     POINTS + FENCE_POINTS + FEED_POINTS + FEED_RUN_POINTS + INTAKE_POINTS + OUTPUT_POINTS
+    + WEBHOOK_POINTS
 )
 _HOLD_POLL_SECONDS = 0.01
 

@@ -1584,7 +1584,7 @@ CREATE FUNCTION helix.begin_delivery_v1(p_delivery helix.delivery, p_actor text)
     AS $$
 begin
   perform helix.enter_for(p_delivery.tenant);
-  return helix.begin_delivery(p_delivery, p_actor);
+  return helix.begin_delivery(p_delivery, helix.actor_of(p_actor));
 end
 $$;
 
@@ -3604,7 +3604,7 @@ begin
   v_answer.key := p_key;
   v_answer.epoch := p_epoch;
   v_answer.number := p_number;
-  return helix.end_delivery(p_delivery, p_actor, v_answer, 'new', p_effect);
+  return helix.end_delivery(p_delivery, helix.actor_of(p_actor), v_answer, 'new', p_effect);
 end
 $$;
 
@@ -8799,6 +8799,8 @@ ALTER FUNCTION helix.read_contents_v1(p_ids uuid[]) OWNER TO helix_reader;
 CREATE FUNCTION helix.read_deliveries_v1(p_tenant text, p_source text, p_before bigint, p_limit integer) RETURNS TABLE(life bigint, key bytea, identity text, decision text, effect text, at timestamp with time zone, sealed_at timestamp with time zone, duplicates bigint, conflicts bigint, detail text)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
   select f.life, f.key::bytea, f.identity::text,
          case f.state when 'SEALED' then split_part(f.form, ' ', 2) when 'RELEASED' then 'failed' else 'in_progress' end,
@@ -13120,25 +13122,26 @@ CREATE FUNCTION helix.submit_delivery_v1(p_delivery helix.delivery, p_actor text
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
+  v_actor  text := helix.actor_of(p_actor);
   v_answer helix.delivery_answer;
   v_batch  helix.submitted;
 begin
   perform helix.enter_for(p_delivery.tenant);
-  v_answer := helix.begin_delivery(p_delivery, p_actor);
+  v_answer := helix.begin_delivery(p_delivery, v_actor);
   if v_answer.decision <> 'granted' then
     return v_answer;
   end if;
   if p_reason is not null then
-    return helix.bury_delivery(p_delivery, p_actor, v_answer, p_reason, p_detail);
+    return helix.bury_delivery(p_delivery, v_actor, v_answer, p_reason, p_detail);
   end if;
   select * into v_batch from helix.submit_from_v1(
-    p_delivery.tenant, p_delivery.queue, p_actor, p_profile, array['webhook'], array[p_delivery.source],
+    p_delivery.tenant, p_delivery.queue, v_actor, p_profile, array['webhook'], array[p_delivery.source],
     array[p_delivery.event], array[p_identity], array[p_payload], array[p_raw], array[coalesce(p_revision, '')]);
   if v_batch.decision in ('new', 'duplicate') then
-    return helix.end_delivery(p_delivery, p_actor, v_answer, 'new', helix.public_id(v_batch.key)::text);
+    return helix.end_delivery(p_delivery, v_actor, v_answer, 'new', helix.public_id(v_batch.key)::text);
   end if;
   return helix.bury_delivery(
-    p_delivery, p_actor, v_answer,
+    p_delivery, v_actor, v_answer,
     case when v_batch.decision = 'conflict' then 'conflict' when v_batch.differs = '{source}' then 'reused'
          else 'refused' end,
     case when v_batch.decision = 'conflict' then 'the identity was submitted with another payload'
@@ -18953,6 +18956,7 @@ GRANT ALL ON FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit
 REVOKE ALL ON FUNCTION helix.read_webhooks_v1(p_tenant text, p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_webhooks_v1(p_tenant text, p_name text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_webhooks_v1(p_tenant text, p_name text) TO helix_read;
+GRANT ALL ON FUNCTION helix.read_webhooks_v1(p_tenant text, p_name text) TO helix_admin;
 
 -- Name: FUNCTION read_worker_days_v1(p_tenant text, p_worker text[]); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -19343,6 +19347,7 @@ REVOKE ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce
 GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_operator;
 GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_submit;
 GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_work;
+GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_webhook;
 
 -- Name: FUNCTION step_position(); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -70,6 +70,15 @@ def loot(database):
             problem=WORD, figures={},
         )  # fmt: skip
         b.run(report)
+        b.rows_as_client(
+            "select helix.apply_webhook_v1('b', %s, 'stripe', %s, %s)", WORD, f'"{WORD}"', WORD
+        )
+        b.rows_as_client(
+            """select helix.submit_delivery_v1(
+                 row('b', %s, 'e', %s, '{}', 1, 604800, false, 'none', '', null, null, '', %s,
+                     '')::helix.delivery, %s, 'text-v1', null, '{}', null, null, 'json', %s)""",
+            WORD, WORD, QUEUE, WORD, WORD,
+        )  # fmt: skip
     with database.connect("service") as service, service.transaction():
         service.execute("select set_config('helix.tenant', 'b', true)")
         service.execute("select helix.hello_v1(%s)", [f"{WORD}-gpu"])
@@ -172,6 +181,11 @@ CASES = {
         "helix.read_search_v1('b', %(queue)s, '\\x01', '\\x02', %(letter)s)",
         "helix.read_search_v1('b', %(fence_name)s, null, null, null)",
     ],
+    "read_webhooks_v1": [
+        "helix.read_webhooks_v1('b', null)",
+        "helix.read_webhooks_v1('b', %(word)s)",
+    ],
+    "read_deliveries_v1": ["helix.read_deliveries_v1('b', %(word)s, 1000000000, 100)"],
     "read_letters_v1": [
         "helix.read_letters_v1('b', null, null, null, 1000000, 100, 100)",
         "helix.read_letters_v1('b', 'open', 'json', null, 1000000, 100, 100)",

@@ -42,6 +42,7 @@ from helixqueue.records.queue import QueueRow
 from helixqueue.records.worker import WorkerDetail
 from helixqueue.transport.http.call import Reply
 from helixqueue.transport.http.derived_calls import request_of
+from helixqueue.webhook import operations as webhooks
 from tests.support.lab import POOLED, Lab
 from tests.support.letters import write_letters
 from tests.support.service import DOCUMENT, PROBLEM_PREFIX
@@ -66,6 +67,7 @@ OPERATIONS = {
         ledgers,
         feeds,
         fences,
+        webhooks,
     )
     for operation in operations_of(subject)
 }
@@ -80,6 +82,7 @@ class Case(NamedTuple):
     body: dict[str, Any] | None = None
 
 
+WEBHOOK = {"definition": {"scheme": "github", "mappings": [{"events": "*", "queue": "basecall"}]}}
 TABLE = {
     "show_overview": Case("read", 200),
     "show_series": Case("read", 200),
@@ -119,6 +122,11 @@ TABLE = {
     "show_letter": Case("read", 404),
     "redrive_letter": Case("operate", 404, REASON),
     "discard_letter": Case("operate", 404, REASON),
+    "list_sources": Case("read", 200),
+    "show_source": Case("read", 404),
+    "apply_source": Case("admin", 403, WEBHOOK),
+    "rotate_secret": Case("admin", 404, {"secret": "a secret of some length"}),
+    "list_deliveries": Case("read", 404),
     "list_fences": Case("read", 200),
     "show_fence": Case("read", 200),
     "resolve_fence": Case("operate", 200, RESOLUTION),

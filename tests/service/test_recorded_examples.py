@@ -25,6 +25,7 @@ from tests.support.lab import POOLED, Lab, time_control
 from tests.support.letters import write_letters
 from tests.support.recorder import Recorder
 from tests.support.service import Site, serving, settings_for
+from tests.support.webhooks import signed_headers
 
 KEY = SigningKey(Ed25519Signer.from_private(b"k" * 32), "2026-09-01T08:00:00Z", None)
 WORK = {"worker": "gpu-1", "queues": ["basecall"]}
@@ -66,6 +67,7 @@ def test_committed_examples_are_what_the_service_answers(record, lab):
     record_operator_actions(record)
     record_reads(record, lab)
     record_letters(record, lab)
+    record_webhooks(record)
     record_ledgers(record)
     record_fences(record, lab)
     record_tokens(record)
@@ -175,6 +177,19 @@ def record_letters(record, lab):
     record("show_letter", letter=first)
     record("redrive_letter", letter=first, reason="the producer was corrected", revision="2")
     record("discard_letter", letter=second)
+
+
+def record_webhooks(record):
+    record("apply_source")
+    record("rotate_secret")
+    body = b'{"id": "evt_1", "type": "invoice.paid", "sample": "S-9"}'
+    record(
+        "receive_webhook", tenant="lab", content=body,
+        headers=signed_headers("stripe", body, secret="whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"),  # noqa: S106
+    )  # fmt: skip
+    record("list_sources")
+    record("show_source")
+    record("list_deliveries")
 
 
 def record_ledgers(record):

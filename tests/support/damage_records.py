@@ -291,6 +291,21 @@ RECORDS = {
              (tenant, name, generation, hash, scopes, created_by, expires_at)
            values ('a', 'eve', 1, sha256('eve'), '{admin}', 'ann', now() + interval '1 d')""",
     ),
+    "a source of webhooks was inserted": (
+        {"setting_edited"},
+        """insert into helix.webhook_source (tenant, name, scheme, definition, applied_by)
+           values ('a', 'stripe', 'stripe', '{}', 'eve')""",
+    ),
+    "a secret of webhooks was inserted": (
+        {"setting_edited"},
+        """insert into helix.webhook_secret (tenant, source, number, secret, created_by)
+           values ('a', 'stripe', 1, 'a secret of some length', 'eve')""",
+    ),
+    "a mark of webhooks was inserted": (
+        MISSED | {"newer versions look older; the fence of each delivery says what came of it"},
+        """insert into helix.webhook_mark (key, tenant, source, version, digest, effect, at)
+           values (sha256('x'), 'a', 'stripe', 9, sha256('x'), 'none', now())""",
+    ),
     "a login code was inserted": (
         MISSED | {"a code lives an hour at most; the token that it buys is audited"},
         """insert into helix.login (hash, tenant, scopes, token_seconds, created_by, expires_at)

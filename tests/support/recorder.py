@@ -78,10 +78,11 @@ class Recorder:
                 sent[parameter["in"]][parameter["name"]] = values.pop(key)
             elif parameter["in"] == "path":
                 sent["path"][parameter["name"]] = _example(parameter["schema"])
+        content, headers = values.pop("content", None), values.pop("headers", {})
         body = _body(entry, values)
         response = self._client.request(
-            method, path.format(**sent["path"]), params=sent["query"], headers=sent["header"],
-            json=body,
+            method, path.format(**sent["path"]), params=sent["query"], json=body, content=content,
+            headers=sent["header"] | headers,
         )  # fmt: skip
         assert response.is_success, f"{name}: {response.text}"
         return response, {k: v for place in sent.values() for k, v in place.items()}, body

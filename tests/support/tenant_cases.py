@@ -40,6 +40,10 @@ def deliver_for_b(b):
     b.call("count_try_v1", tenant="b", kind="stream", name=f"{WORD}-stream", source="3-1")
     b.call("report_stream_v1", **report())
     b.call("look_stream_v1", **group("b"), seconds=0, figures='{"lag": 1}')
+    hook = {"tenant": "b", "name": f"{WORD}-hook", "actor": WORD}
+    b.call("apply_webhook_v1", **hook, scheme="stripe", definition=f'{{"of":"{WORD}"}}')
+    b.call("rotate_webhook_v1", **hook, secret=WORD.encode() * 4, overlap_seconds=0)
+    b.call("submit_delivery_v1", **submitted_delivery(f"{WORD}-1") | {"actor": WORD})
 
 
 def from_stream(entry, identity):
@@ -47,6 +51,22 @@ def from_stream(entry, identity):
         "tenant": "b", "queue": "shared", "actor": "eve", "profile": "text-v1",
         "kind": ["stream"], "name": [f"{WORD}-stream"], "id": [entry], "identity": [identity],
         "payload": ["{}"],
+    }  # fmt: skip
+
+
+def delivery(event):
+    """A row of helix.delivery: of an entity with versions, whose body must be new."""
+    body = '"{""of"":""' + WORD + '""}"'
+    return (
+        f"(b,{WORD}-hook,{event},{event},{body},7,604800,t,version,m,{WORD},{len(event)},"
+        f'"\\\\x{"00" * 32}",shared,"\\\\x00")'
+    )
+
+
+def submitted_delivery(event):
+    return {
+        "delivery": delivery(event), "actor": "eve", "profile": "text-v1",
+        "identity": f"{WORD}-hook-{event}", "payload": "{}", "raw": None, "revision": None,
     }  # fmt: skip
 
 
@@ -276,6 +296,10 @@ READS = {
         }
         for text in ("shared", f"{WORD}-name", WORD)
     ],
+    "read_webhooks_v1": lambda _: [{"tenant": "b", "name": None}],
+    "read_deliveries_v1": lambda _: [
+        {"tenant": "b", "source": f"{WORD}-hook", "before": 2**60, "limit": 100}
+    ],
     "read_worker_days_v1": lambda _: [{"tenant": "b", "worker": [f"{WORD}-worker"]}],
     "read_check_runs_v1": lambda _: [{"tenant": "b"}],
     "read_intakes_v1": lambda _: [{"tenant": None}, {"tenant": "b"}],
@@ -470,4 +494,20 @@ CASES = {
     "set_output_root_v1": lambda _: {
         "tenant": "b", "uri": "file:///eve", "actor": "eve", "reason": "x",
     },
+    "apply_webhook_v1": lambda _: {
+        "tenant": "b", "name": f"{WORD}-hook", "scheme": "github", "definition": "{}",
+        "actor": "eve",
+    },
+    "rotate_webhook_v1": lambda _: {
+        "tenant": "b", "name": f"{WORD}-hook", "secret": b"e" * 32, "overlap_seconds": 0,
+        "actor": "eve",
+    },
+    "assume_webhook_v1": lambda _: {"tenant": "b", "name": f"{WORD}-hook"},
+    "webhook_v1": lambda _: {"tenant": "b", "name": f"{WORD}-hook"},
+    "begin_delivery_v1": lambda _: {"delivery": delivery("9"), "actor": "eve"},
+    "end_delivery_v1": lambda _: {
+        "delivery": delivery(f"{WORD}-1"), "actor": "eve", "key": b"\x01" + b"x" * 32, "epoch": 1,
+        "number": 1, "effect": "e",
+    },
+    "submit_delivery_v1": lambda _: submitted_delivery("9"),
 }  # fmt: skip

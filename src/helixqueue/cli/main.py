@@ -55,6 +55,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "identity": ("helixqueue.cli.identity", "Identities: refused, twins."),
     "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, rehearse, resolve."),
     "intake": ("helixqueue.cli.intake", "Intakes of Redis Streams: run, status."),
+    "webhook": (
+        "helixqueue.cli.webhook",
+        "Sources of webhooks: apply, list, show, rotate, test.",
+    ),
     "letter": ("helixqueue.cli.letter", "Dead letters: list, show, redrive, discard."),
     "ledger": (
         "helixqueue.cli.ledger",

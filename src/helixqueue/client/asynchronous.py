@@ -11,7 +11,7 @@ from helixqueue.client.postgres_backend import AsyncPostgresBackend
 from helixqueue.records.ledger import GapRule, LedgerDeclaration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from helixqueue.client.settings import ClientSettings
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from helixqueue.ledger.feed_async import AsyncFeed
     from helixqueue.ledger.user_ledger_async import AsyncLedger
     from helixqueue.records.machine import Machine
+    from helixqueue.webhook.asgi import WebhookApp
+    from helixqueue.webhook.receiver_async import AsyncWebhooks
+    from helixqueue.webhook.receiver_async import Effect as WebhookEffect
+    from helixqueue.webhook.source import WebhookSource
 
 
 class AsyncHelixQueue(AsyncClient[object]):
@@ -122,3 +126,31 @@ class AsyncHelixQueue(AsyncClient[object]):
         from helixqueue.fence import AsyncFences  # noqa: PLC0415 - loaded when used
 
         return AsyncFences(self._backend.run, self._operations.tenant, self._operations.actor)
+
+    @cached_property
+    def webhooks(self) -> AsyncWebhooks:
+        """Receive deliveries of webhooks; the login needs `helix_webhook`."""
+        from helixqueue.webhook.receiver_async import AsyncWebhooks  # noqa: PLC0415 - loaded when used
+
+        return AsyncWebhooks(self._do, self._operations, self._postgres.pool.database)
+
+    def webhook(self, source: str, *types: str) -> Callable[[WebhookEffect], WebhookEffect]:
+        """Run a function for events of a source, in one transaction with their dedupe row.
+
+        See docs/guides/webhooks.md.
+        """
+        return self.webhooks.on(source, *types)
+
+    def webhook_app(self) -> WebhookApp:
+        """Return the ASGI application that receives `POST /{source}` for these functions."""
+        from helixqueue.webhook.asgi import WebhookApp  # noqa: PLC0415 - loaded when used
+
+        return WebhookApp(self.webhooks)
+
+    async def apply_webhook(self, source: WebhookSource) -> str:
+        """Create or replace a source of webhooks: created, changed or unchanged."""
+        from helixqueue.webhook.operations import apply_source  # noqa: PLC0415 - loaded when used
+
+        definition = source.model_dump(mode="json", exclude_defaults=True)
+        apply = apply_source(self._operations, source.name, definition=definition)
+        return (await self._do(apply)).answer

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError, to_json
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
-from helixqueue.errors import Refused
 from helixqueue.fence.decision_log import DEFAULT_FIELDS
 from helixqueue.fence.policy import (
     HeaderName,
@@ -25,15 +22,9 @@ from helixqueue.fence.policy import (
     Unlisted,
     unreachable,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pydantic_core import ErrorDetails
+from helixqueue.fence.yaml_document import InvalidYaml, Loc, YamlDocument, read_document, read_text
 
 log = logging.getLogger("helixqueue.fence")
-_MAX_NODES: Final = 10_000  # aliases can multiply a small file
-_Loc = tuple[int | str, ...]
 _CONFIG = ConfigDict(extra="forbid")
 _Store = Literal["postgresql", "postgres", "redis", "valkey"]
 
@@ -100,77 +91,35 @@ _NAMES: Final[dict[int | str | None, list[str]]] = {
         for member, kind in (("ttl", Ttl), ("on_conflict", OnConflict), ("routes", Route))
     },
 }
-# What pydantic's error types expected, where its own words name Python types.
-_EXPECTED: Final = {
-    "bool_type": "true or false",
-    "tuple_type": "a list",
-    "frozen_set_type": "a list",
-    "dataclass_type": "a mapping",
-    "model_type": "a mapping",
-    "string_type": "a text",
-    "too_short": "at least one",
-    "too_long": "one header, which carries the key",
-}
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    line: int
-    path: str
-    expected: str
-    got: str
-
-    def __str__(self) -> str:
-        return f"line {self.line}: {self.path}: expected {self.expected}, got {self.got}"
-
-
-class InvalidPolicy(Refused):
+class InvalidPolicy(InvalidYaml):
     """The policy file is invalid; `faults` has every place."""
-
-    def __init__(self, source: str, faults: list[Fault]) -> None:
-        faults = sorted(faults, key=lambda fault: fault.line)
-        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        super().__init__("\n".join([f"{source}: {count}", *map(str, faults)]))
-        self.faults = faults
 
 
 def read_policy(source: str | Path) -> Policy:
     """The policy in a file."""
-    path = Path(source)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"expected a policy file at {path}, got {error}") from error
-    return parse_policy(text, str(path))
+    return parse_policy(read_text(source, "a policy file"), str(Path(source)))
 
 
 def parse_policy(text: str, source: str = "idempotency.yml") -> Policy:
     """The policy in a text; raises `InvalidPolicy` with all faults."""
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = 1 if mark is None else mark.line + 1
-        got = getattr(error, "problem", None) or "something else"
-        raise InvalidPolicy(source, [Fault(line, "(file)", "YAML", str(got))]) from error
-    if node is None:
+    document = read_document(text, source, _names_around, InvalidPolicy)
+    if document is None:
         return Policy()
-    document = _Document(node)
-    try:
-        # JSON, because its strict mode has exact scalars and still takes lists for tuples and sets.
-        file = _PolicyFile.model_validate_json(to_json(document.data, fallback=str), strict=True)
-    except ValidationError as error:
-        document.add_errors(error.errors())
-        raise InvalidPolicy(source, document.faults) from None
+    file = document.model(_PolicyFile)
     for index, hidden in unreachable(file.routes).items():
         document.add(("routes", index), "a route that can match", hidden)
-    if document.faults:
-        raise InvalidPolicy(source, document.faults)
+    document.demand_no_fault()
     _explain_stores(file, document, source)
     return file.policy()
 
 
-def _explain_stores(file: _PolicyFile, document: _Document, source: str) -> None:
+def _names_around(loc: Loc) -> list[str]:
+    return _NAMES[loc[0] if len(loc) > 1 else None]
+
+
+def _explain_stores(file: _PolicyFile, document: YamlDocument, source: str) -> None:
     for name, store in file.stores:
         if store in {"redis", "valkey"}:
             log.warning(
@@ -179,83 +128,3 @@ def _explain_stores(file: _PolicyFile, document: _Document, source: str) -> None
                 "sealed answers from %s",
                 *(source, document.line(("stores", name)), name, store, store.capitalize()),
             )
-
-
-class _Document:
-    """The data of a YAML tree, with the line of every value and every key."""
-
-    def __init__(self, root: yaml.Node) -> None:
-        self.faults: list[Fault] = []
-        self._lines: dict[_Loc, int] = {}
-        self._key_lines: dict[_Loc, int] = {}
-        self._loader = yaml.SafeLoader("")
-        self._open: list[yaml.Node] = []
-        self.data = self._read(root, ())
-
-    def line(self, loc: _Loc) -> int:
-        return next(self._lines[part] for part in _prefixes(loc) if part in self._lines)
-
-    def add(self, loc: _Loc, expected: str, got: str) -> None:
-        # Validators add parts of their own to a place; the longest known part is the place.
-        known = next(part for part in _prefixes(loc) if part in self._lines)
-        self.faults.append(Fault(self._lines[known], _shown(known), expected, got))
-
-    def add_errors(self, errors: list[ErrorDetails]) -> None:
-        places = {detail["loc"] for detail in errors}
-        for detail in errors:
-            loc = detail["loc"]
-            # A list whose items are invalid also counts as too short.
-            inside = any(len(place) > len(loc) and place[: len(loc)] == loc for place in places)
-            if detail["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
-                self._add_unknown_name(loc)
-            elif detail["type"] != "too_short" or not inside:
-                expected = detail["msg"].removeprefix("Input should be ")
-                self.add(loc, _EXPECTED.get(detail["type"], expected), ascii(detail["input"])[:60])
-
-    def _add_unknown_name(self, loc: _Loc) -> None:
-        names = _NAMES[loc[0] if len(loc) > 1 else None]
-        near = get_close_matches(str(loc[-1]), names, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        expected = f"one of {', '.join(names)}{hint}"
-        got = f"the name {loc[-1]!r}"
-        self.faults.append(Fault(self._key_lines[loc], _shown(loc), expected, got))
-
-    def _read(self, node: yaml.Node, loc: _Loc) -> Any:  # noqa: ANN401 - whatever YAML makes of it
-        self._lines[loc] = node.start_mark.line + 1
-        if node in self._open or len(self._lines) > _MAX_NODES:
-            self.add(loc, f"at most {_MAX_NODES} values and none inside itself", "more")
-            return None
-        self._open.append(node)
-        try:
-            if isinstance(node, yaml.MappingNode) and node.tag.endswith(":map"):
-                return self._read_mapping(node, loc)
-            if isinstance(node, yaml.SequenceNode) and node.tag.endswith(":seq"):
-                return [self._read(item, (*loc, index)) for index, item in enumerate(node.value)]
-            return self._loader.construct_object(node)
-        except yaml.YAMLError:
-            self.add(loc, "a plain value", node.tag)
-            return None
-        finally:
-            self._open.pop()
-
-    def _read_mapping(self, node: yaml.MappingNode, loc: _Loc) -> dict[str, Any]:
-        data: dict[str, Any] = {}
-        for key, value in node.value:
-            name = str(key.value)
-            place = (*loc, name)
-            if name in data:
-                line = key.start_mark.line + 1
-                self.faults.append(Fault(line, _shown(place), "each name once", "it again"))
-                continue
-            self._key_lines[place] = key.start_mark.line + 1
-            data[name] = self._read(value, place)
-        return data
-
-
-def _prefixes(loc: _Loc) -> Iterator[_Loc]:
-    return (loc[:length] for length in range(len(loc), -1, -1))
-
-
-def _shown(loc: _Loc) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-    return text.lstrip(".") or "(file)"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets as random
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
-from helixqueue.errors import BadSignature, NoSuchWebhook, Refused
-from helixqueue.identity import canonical_text
+from helixqueue.errors import BadSignature, NoSuchWebhook, NotPermitted, Refused
+from helixqueue.identity import diff, loads
 from helixqueue.operations import engine
 from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.message import Poison, poison_of
@@ -67,19 +67,27 @@ Overlap = Annotated[
 
 @operation("GET /v1/webhook-sources", scope="read")
 def list_sources(operations: Operations) -> Instructions[Page[WebhookSourceRow]]:
-    """List the sources of webhooks, without their secrets."""
-    return operations.ask(engine.webhooks.list_sources(tenant=operations.tenant))
+    """List the sources of webhooks by name.
+
+    A secret is never shown; `secrets` is the number of valid ones. A token that is restricted to
+    queues sees the sources of those.
+    """
+    page = yield from operations.ask(engine.webhooks.list_sources(tenant=operations.tenant))
+    return Page(tuple(row for row in page.rows if _may_use(operations, row)), None)
 
 
 @operation("GET /v1/webhook-sources/{name}", scope="read", raises=[NoSuchWebhook])
 def show_source(operations: Operations, name: SourceName) -> Instructions[WebhookSourceRow]:
-    """Show a source with its mappings, without its secrets."""
-    page = yield from operations.ask(
-        engine.webhooks.list_sources(tenant=operations.tenant, name=name)
-    )
-    if not page.rows:
-        raise _no_such_source(name)
-    return page.rows[0]
+    """Show a source with its mappings.
+
+    A secret is never shown; `secrets` is the number of valid ones.
+    """
+    row = yield from _find(operations, name)
+    if row is None or not _may_use(operations, row):
+        raise NoSuchWebhook(
+            f"the tenant has no source of webhooks {name}; see `helixq webhook list`"
+        )
+    return row
 
 
 @operation("PUT /v1/webhook-sources/{name}", scope="admin")
@@ -91,6 +99,11 @@ def apply_source(
     A source without a secret refuses every delivery.
     """
     source = source_of({**definition, "name": name})
+    for queue in queues_of(source):
+        operations.require_queue(queue)
+    row = yield from _find(operations, name)
+    if row is not None and not _may_use(operations, row):
+        raise NotPermitted(f"the token does not permit the queues of source {name}")
     answer = yield from operations.ask(
         engine.webhooks.apply_source(
             tenant=operations.tenant,
@@ -111,7 +124,11 @@ def rotate_secret(
     secret: Secret,
     overlap_seconds: Overlap = OVERLAP_SECONDS,
 ) -> Instructions[RotatedSecret]:
-    """Add the secret of a source; the earlier ones stay valid for `overlap_seconds`."""
+    """Add the secret of a source, which is stored and never shown.
+
+    The earlier ones stay valid for `overlap_seconds`. Repeating it with the same secret changes
+    nothing.
+    """
     source = yield from show_source(operations, name)
     number = yield from operations.ask(
         engine.webhooks.rotate_secret(
@@ -122,8 +139,8 @@ def rotate_secret(
             actor=operations.actor,
         )
     )
-    if number is None:
-        raise _no_such_source(name)
+    if number is None:  # never: nothing deletes a source
+        raise NoSuchWebhook(f"the tenant has no source of webhooks {name}")
     return RotatedSecret(name, number)
 
 
@@ -145,8 +162,22 @@ def list_deliveries(
     )
 
 
-def _no_such_source(name: str) -> NoSuchWebhook:
-    return NoSuchWebhook(f"the tenant has no source of webhooks {name}; see `helixq webhook list`")
+def _find(operations: Operations, name: str) -> Instructions[WebhookSourceRow | None]:
+    page = yield from operations.ask(
+        engine.webhooks.list_sources(tenant=operations.tenant, name=name)
+    )
+    return page.rows[0] if page.rows else None
+
+
+def queues_of(source: WebhookSource) -> set[str]:
+    return {mapping.queue for mapping in source.mappings if mapping.queue is not None}
+
+
+def _may_use(operations: Operations, row: WebhookSourceRow) -> bool:
+    """Whether the token permits every queue to which the source submits."""
+    return operations.may_use(None) or all(
+        map(operations.may_use, queues_of(source_of({**row.definition})))
+    )
 
 
 class Received(NamedTuple):
@@ -244,14 +275,25 @@ def stored_delivery(
     )
 
 
-def conflict_diff(event: WebhookEvent, answer: DeliveryAnswer) -> list[dict[str, Any]]:
-    """How a body differs from the one that the event id belongs to; empty if that is not kept."""
-    from helixqueue.identity import diff, loads  # noqa: PLC0415 - only for a conflict
+class RefusedDelivery(NamedTuple):
+    """A problem that a decision is answered with."""
 
-    return [] if answer.request is None else diff(loads(answer.request), event.body)
+    kind: Literal["delivery-in-progress", "reused-event-id", "superseded"]
+    status: int
+    detail: str
+    members: dict[str, Any]
 
 
-def ignored(source: WebhookSource, event: WebhookEvent) -> bytes:
-    """The answer to an event for which the source has no mapping."""
-    effect = {"decision": "ignored", "event": event.type[:200], "source": source.name}
-    return canonical_text(effect).encode()
+def refusal_of(received: Received, answer: DeliveryAnswer) -> RefusedDelivery | None:
+    """The problem to answer a delivery with; None: 200, so that the provider stops resending."""
+    if answer.decision == "in_progress":
+        return RefusedDelivery("delivery-in-progress", 503, "another call processes this event", {})
+    if answer.decision == "conflict" and received.event is not None:
+        # Empty where the first body is no longer kept.
+        stored = loads(answer.request) if answer.request else received.event.body
+        members = {"diff": diff(stored, received.event.body), "effect": answer.effect}
+        detail = f"event {received.event.id} was delivered with another body"
+        return RefusedDelivery("reused-event-id", 409, detail, members)
+    if answer.outcome == "superseded" and received.source.superseded == 409:
+        return RefusedDelivery("superseded", 409, "a newer version of the entity took effect", {})
+    return None

@@ -19,6 +19,7 @@ begin
 end
 $$;
 
+-- The key of a mark: an entity of a mapping, or a body.
 create function helix.mark_key(p_tenant text, p_source text, p_kind text, p_name text) returns bytea
 language sql stable parallel safe as $$
   select sha256(helix.framed(p_tenant) || helix.framed(p_source) || helix.framed(p_kind) || helix.framed(p_name))
@@ -43,6 +44,7 @@ create type helix.delivery as (
   letter       bytea      -- its message, to be redriven
 );
 
+-- What was decided about it.
 create type helix.delivery_answer as (
   -- granted: the caller executes the effect and ends the delivery. new, superseded, duplicate_body, dead_letter: it is
   -- over. duplicate: it was over. conflict: the event id belongs to another body. in_progress: another call has it.
@@ -55,6 +57,7 @@ create type helix.delivery_answer as (
   number   bigint
 );
 
+-- Counts an authentic delivery by its decision.
 create function helix.count_delivery(p_delivery helix.delivery, p_decision text) returns void
 language sql volatile as $$
   insert into helix.metric_change (tenant, name, queue, label, value)
@@ -182,7 +185,7 @@ create function helix.begin_delivery_v1(p_delivery helix.delivery, p_actor text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform helix.enter_for(p_delivery.tenant);
-  return helix.begin_delivery(p_delivery, p_actor);
+  return helix.begin_delivery(p_delivery, helix.actor_of(p_actor));
 end
 $$;
 
@@ -198,7 +201,7 @@ begin
   v_answer.key := p_key;
   v_answer.epoch := p_epoch;
   v_answer.number := p_number;
-  return helix.end_delivery(p_delivery, p_actor, v_answer, 'new', p_effect);
+  return helix.end_delivery(p_delivery, helix.actor_of(p_actor), v_answer, 'new', p_effect);
 end
 $$;
 
@@ -209,25 +212,26 @@ create function helix.submit_delivery_v1(
 ) returns helix.delivery_answer
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
+  v_actor  text := helix.actor_of(p_actor);
   v_answer helix.delivery_answer;
   v_batch  helix.submitted;
 begin
   perform helix.enter_for(p_delivery.tenant);
-  v_answer := helix.begin_delivery(p_delivery, p_actor);
+  v_answer := helix.begin_delivery(p_delivery, v_actor);
   if v_answer.decision <> 'granted' then
     return v_answer;
   end if;
   if p_reason is not null then
-    return helix.bury_delivery(p_delivery, p_actor, v_answer, p_reason, p_detail);
+    return helix.bury_delivery(p_delivery, v_actor, v_answer, p_reason, p_detail);
   end if;
   select * into v_batch from helix.submit_from_v1(
-    p_delivery.tenant, p_delivery.queue, p_actor, p_profile, array['webhook'], array[p_delivery.source],
+    p_delivery.tenant, p_delivery.queue, v_actor, p_profile, array['webhook'], array[p_delivery.source],
     array[p_delivery.event], array[p_identity], array[p_payload], array[p_raw], array[coalesce(p_revision, '')]);
   if v_batch.decision in ('new', 'duplicate') then
-    return helix.end_delivery(p_delivery, p_actor, v_answer, 'new', helix.public_id(v_batch.key)::text);
+    return helix.end_delivery(p_delivery, v_actor, v_answer, 'new', helix.public_id(v_batch.key)::text);
   end if;
   return helix.bury_delivery(
-    p_delivery, p_actor, v_answer,
+    p_delivery, v_actor, v_answer,
     case when v_batch.decision = 'conflict' then 'conflict' when v_batch.differs = '{source}' then 'reused'
          else 'refused' end,
     case when v_batch.decision = 'conflict' then 'the identity was submitted with another payload'

@@ -158,7 +158,7 @@ begin
       ('submit_delivery_v1',     'webhook'),
       ('apply_webhook_v1',       'admin'),
       ('rotate_webhook_v1',      'admin'),
-      ('read_webhooks_v1',       'read'),
+      ('read_webhooks_v1',       'read admin'),
       ('read_deliveries_v1',     'read'),
       -- Work.
       ('claim_v1',               'work'),
@@ -182,7 +182,7 @@ begin
       -- Fences: an application guards its requests, a worker its effects.
       ('claim_fence_v1',         'submit work'),
       ('seal_fence_v1',          'submit work'),
-      ('step_fence_v1',          'submit work'),
+      ('step_fence_v1',          'submit work webhook'),
       ('renew_fences_v1',        'submit work'),
       ('probe_fence_v1',         'submit work'),
       ('read_fence_holder_v1',   'submit work read'),

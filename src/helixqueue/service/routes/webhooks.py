@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from helixqueue.engine import webhooks as calls
 from helixqueue.engine.call_set import POSTGRES_CALLS
 from helixqueue.errors import BadSignature
+from helixqueue.failpoints import failpoint
 from helixqueue.identity import is_name
 from helixqueue.operations.batches import Operations
 from helixqueue.operations.instructions import Execute, Instruction
@@ -27,7 +28,7 @@ from helixqueue.service.routing import RawBodyDep, RequestLogDep, ServiceDep, op
 from helixqueue.webhook.operations import (
     Received,
     authenticate,
-    conflict_diff,
+    refusal_of,
     submit_event,
 )
 
@@ -86,7 +87,7 @@ async def receive_webhook(
     request_log.add(source_id=f"{source} {event.delivery_id}")
     if mapping is None:
         request_log.add(decision="ignored")
-        return _response(200, "ignored", "ignored", None)
+        return _response("ignored", "ignored", None)
     if mapping.queue is None:
         raise Problem(
             "not-ready",
@@ -94,32 +95,23 @@ async def receive_webhook(
             retry_after=60,
         )
     answer = await session.submit(received)
+    failpoint("webhook.committed")
     request_log.add(decision=answer.decision, effect_id=answer.effect)
-    return response_of(received, answer)
-
-
-def response_of(received: Received, answer: DeliveryAnswer) -> Response:
-    """The response to a decision; raises a problem where the provider should notice it."""
-    if answer.decision == "in_progress":
+    refused = refusal_of(received, answer)
+    if refused is not None:
+        in_progress = refused.kind == "delivery-in-progress"
         raise Problem(
-            "delivery-in-progress", "another call processes this event", retry_after=RETRY_SECONDS
+            refused.kind,
+            refused.detail,
+            retry_after=RETRY_SECONDS if in_progress else None,
+            **refused.members,
         )
-    if answer.decision == "conflict":
-        assert received.event is not None  # noqa: S101 - a decision is about an event
-        raise Problem(
-            "reused-event-id",
-            f"event {received.event.id} was delivered with another body",
-            diff=conflict_diff(received.event, answer),
-            effect=answer.effect,
-        )
-    if answer.outcome == "superseded" and received.source.superseded == 409:
-        raise Problem("superseded", "a newer version of the entity took effect")
-    return _response(200, answer.decision, answer.outcome, answer.effect)
+    return _response(answer.decision, answer.outcome, answer.effect)
 
 
-def _response(status: int, decision: str, outcome: str | None, effect: str | None) -> Response:
+def _response(decision: str, outcome: str | None, effect: str | None) -> Response:
     content = {"decision": outcome, "effect": effect}
-    return JSONResponse(content, status, {DECISION_HEADER: decision})
+    return JSONResponse(content, headers={DECISION_HEADER: decision})
 
 
 class _Session:

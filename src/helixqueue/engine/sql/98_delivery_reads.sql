@@ -7,7 +7,7 @@ returns table (
   life bigint, key bytea, identity text, decision text, effect text, at timestamptz, sealed_at timestamptz,
   duplicates bigint, conflicts bigint, detail text
 )
-language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
   select f.life, f.key::bytea, f.identity::text,
          case f.state when 'SEALED' then split_part(f.form, ' ', 2) when 'RELEASED' then 'failed' else 'in_progress' end,
          f.effect::text, f.first_at, f.sealed_at, d.duplicates, d.conflicts, f.detail::text
