@@ -160,10 +160,10 @@ def _try(
     app,
     "test",
     webhooks.show_source,
-    example="helixq webhook test stripe event.json",
+    example="helixq webhook test stripe --body event.json",
     instead=_try,
     more={
-        "body": Annotated[Path, argument("BODY", "File with the body of a delivery.")],
+        "body": Annotated[Path, option("--body FILE", "File with the body of a delivery.")],
         "header": Annotated[
             list[str] | None,
             option("--header TEXT", "Header such as 'X-GitHub-Event: push'; repeat for several."),

@@ -33,6 +33,7 @@ from helixqueue.dashboard.pages import (
     selection,
     static_files,
     tokens,
+    webhooks,
     workers,
 )
 from helixqueue.service import app as service_app
@@ -49,7 +50,8 @@ if TYPE_CHECKING:
 ROUTERS = (
     overview.routes, queues.routes, queue.routes, batches.routes, batch.routes, selection.routes,
     workers.routes, proof.routes, refusals.routes, identities.routes, fences.routes,
-    ledgers.routes, feeds.routes, intakes.routes, letters.routes, activity.routes, tokens.routes,
+    ledgers.routes, feeds.routes, intakes.routes, webhooks.routes, letters.routes,
+    activity.routes, tokens.routes,
     search.routes, docs.routes, live.routes, login.routes, static_files.routes,
 )  # fmt: skip
 

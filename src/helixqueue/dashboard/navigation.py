@@ -97,7 +97,11 @@ SECTIONS: Final = (
     ),
     NavigationSection(
         "Arriving",
-        (NavigationEntry("Intakes", "/intakes"), NavigationEntry("Dead letters", "/letters")),
+        (
+            NavigationEntry("Intakes", "/intakes"),
+            NavigationEntry("Webhooks", "/webhooks"),
+            NavigationEntry("Dead letters", "/letters"),
+        ),
     ),
     NavigationSection(
         "People",

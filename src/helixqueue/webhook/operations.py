@@ -60,7 +60,7 @@ Overlap = Annotated[
     float,
     Param(
         "How long the earlier secrets stay valid.", OVERLAP_SECONDS, least=0,
-        most=OVERLAP_SECONDS_MAX, metavar="DURATION",
+        most=OVERLAP_SECONDS_MAX, metavar="SECONDS",
     ),
 ]  # fmt: skip
 
