@@ -6180,6 +6180,16 @@ $$;
 
 ALTER FUNCTION helix.manifest_hash(p_manifest helix.manifest) OWNER TO helix_engine;
 
+-- Name: mark_key(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.mark_key(p_tenant text, p_source text, p_kind text, p_name text) RETURNS bytea
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select sha256(helix.framed(p_tenant) || helix.framed(p_source) || helix.framed(p_kind) || helix.framed(p_name))
+$$;
+
+ALTER FUNCTION helix.mark_key(p_tenant text, p_source text, p_kind text, p_name text) OWNER TO helix_engine;
+
 -- Name: measure_feeds(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.measure_feeds() RETURNS void
@@ -18250,6 +18260,10 @@ GRANT SELECT ON TABLE helix.manifest TO helix_operator;
 REVOKE ALL ON FUNCTION helix.manifest_hash(p_manifest helix.manifest) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.manifest_hash(p_manifest helix.manifest) TO helix_reader;
 GRANT ALL ON FUNCTION helix.manifest_hash(p_manifest helix.manifest) TO helix_operator;
+
+-- Name: FUNCTION mark_key(p_tenant text, p_source text, p_kind text, p_name text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.mark_key(p_tenant text, p_source text, p_kind text, p_name text) FROM PUBLIC;
 
 -- Name: FUNCTION measure_feeds(); Type: ACL; Schema: helix; Owner: helix_engine
 
