@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from helixqueue.engine import duties
+from tests.support.frozen_client import is_served, overdue_client
 from tests.support.lab import Lab, engine_function, wait_until
 from tests.support.service import Site, serving, settings_for
 
@@ -39,6 +40,14 @@ def test_metrics_and_health_report_duties(http):
     for name in NAMES:
         assert f'helix_duty_lag_seconds{{duty="{name}"}}' in text
         assert f'helix_duty_rows_total{{duty="{name}"}}' in text
+
+
+def test_service_ends_an_overdue_transaction_of_its_login(database, monkeypatch, caplog):
+    """One of a replica that froze: no setting of the server ends it on a Unix socket."""
+    monkeypatch.setattr("helixqueue.service.duties.OVERDUE_SECONDS", 0.1)
+    with serving(settings_for(database)), overdue_client(database, "service") as process:
+        wait_until(lambda: not is_served(database, process))
+        wait_until(lambda: f"ended server process {process}" in caplog.text)
 
 
 def last_runs(http):

@@ -18,10 +18,17 @@ from typing import TYPE_CHECKING
 
 from helixqueue.postgres.database import Database
 from helixqueue.postgres.transaction_bounds import TransactionBound
+from tests.support.lab import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.database import Database as TestDatabase
+
+WAITS = """
+  select exists (select from pg_stat_activity where pid = %s and wait_event_type = 'Client'
+                 and state_change < clock_timestamp() - make_interval(secs => %s))
+"""
 POINTS = ("idle", "page", "pipeline")
 # As OWN, for tests that do not wait ten seconds.
 BRIEF = TransactionBound(silent=1.0, total=2.0, lock=0.2)
@@ -41,6 +48,22 @@ def frozen_client(dsn: str, point: str, row: int) -> Iterator[int]:
     finally:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def overdue_client(database: TestDatabase, role: str) -> Iterator[int]:
+    """A frozen client of this login that is past its limit, and that no server setting ends."""
+    with database.connect("helix_bootstrap") as superuser:
+        superuser.execute("create table if not exists locked as select 0 as number")
+        superuser.execute(f"grant all on locked to {role}")
+    with frozen_client(database.dsn(role, direct=True), "page", 0) as process:
+        wait_until(lambda: database.value(WAITS, process, BRIEF.silent))
+        yield process
+
+
+def is_served(database: TestDatabase, process: int) -> bool:
+    """Whether the server process of a client still exists."""
+    return bool(database.rows("select from pg_stat_activity where pid = %s", process))
 
 
 def main(dsn: str, point: str, row: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from helixqueue import AsyncLease, HelixQueue, Lease, NoResult, Queue, State
 from helixqueue.client.backend import backend_of
 from tests.support.faults import FaultProxy
+from tests.support.frozen_client import is_served, overdue_client
 from tests.support.lab import wait_until
 from tests.support.shift import proven
 from tests.worker import app
@@ -40,6 +41,12 @@ def test_handler_that_holds_the_interpreter_lock_keeps_its_lease(helix, database
     reasons = [event.reason for event in helix.history(submitted.receipt)]
     assert reasons == ["submitted", "claimed", "started", "completed"]
     proven(database)
+
+
+def test_idle_worker_ends_an_overdue_transaction_of_its_login(database, name, process):
+    """One of a handler that froze; the worker may wait for what it holds."""
+    with overdue_client(database, "pool") as frozen, process(name):
+        wait_until(lambda: not is_served(database, frozen))
 
 
 def test_batch_that_kills_its_process_ends_failed_while_others_progress(
