@@ -9626,7 +9626,11 @@ begin
     with seen as materialized (
       select l.id, l.status, l.reason, l.queue::text as queue,
              row_number() over (order by l.id desc) = p_look as last
-      from helix.dead_letter l where l.tenant = p_tenant and l.id < p_before
+      from ((select * from helix.dead_letter l where l.tenant = p_tenant and l.id < p_before
+             order by l.id desc limit p_look)
+            union all
+            (select * from helix.dead_letter l where p_tenant is null and l.id < p_before
+             order by l.id desc limit p_look)) l
       order by l.id desc limit p_look
     ),
     page as (
@@ -10328,7 +10332,7 @@ ALTER FUNCTION helix.read_refusals_v1(p_tenant text, p_queue text, p_at timestam
 
 -- Name: read_refused_v1(text, text, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint DEFAULT '9223372036854775807'::bigint, p_limit integer DEFAULT 50) RETURNS TABLE(id bigint, at timestamp with time zone, actor text, raw_hex text, why text, times integer, last_at timestamp with time zone)
+CREATE FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint DEFAULT '9223372036854775807'::bigint, p_limit integer DEFAULT 50) RETURNS TABLE(id bigint, tenant text, at timestamp with time zone, actor text, raw_hex text, why text, times integer, last_at timestamp with time zone)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -10338,16 +10342,20 @@ CREATE FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigi
 #variable_conflict use_column
 begin
   return query
-    select r.id, r.at, r.actor, r.detail::json ->> 'raw_hex', r.detail::json ->> 'why', r.times,
+    select r.id, t.tenant, r.at, r.actor, r.detail::json ->> 'raw_hex', r.detail::json ->> 'why', r.times,
            coalesce(r.last_at, r.at)
-    from ((select d.id, d.at, d.actor, d.detail, d.times, d.last_at from helix.decision d
-           where d.tenant = p_tenant and d.queue = p_queue and d.kind = 'refused' and d.id < p_before
+    from (select p_tenant where p_tenant is not null
+          union all
+          select q.tenant from helix.queue q where p_tenant is null and q.name = p_queue) as t (tenant)
+    cross join lateral (
+          (select d.id, d.at, d.actor, d.detail, d.times, d.last_at from helix.decision d
+           where d.tenant = t.tenant and d.queue = p_queue and d.kind = 'refused' and d.id < p_before
              -- Refused for another reason: the text is no JSON.
              and d.detail like '{"why": %"raw_hex": "%'
            order by d.id desc limit least(p_limit, 1001))
           union all
           select c.id, c.at, c.actor, c.detail, c.times, c.last_at from helix.answer_count c
-          where c.tenant = p_tenant and c.queue = p_queue and c.kind = 'refused' and c.life is null
+          where c.tenant = t.tenant and c.queue = p_queue and c.kind = 'refused' and c.life is null
             and c.id < p_before and c.detail like '{"why": %"raw_hex": "%') r
     order by r.id desc limit least(p_limit, 1001);
 end

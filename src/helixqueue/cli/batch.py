@@ -14,7 +14,7 @@ from helixqueue.operations import batch_actions, batch_reads
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.instructions import Instructions
@@ -50,12 +50,12 @@ def register(parent: typer.Typer) -> None:
 )
 def _list(page: Page[BatchRow]) -> None:
     show.table(
-        ("batch", "queue", "identity", "state", "attempt", "submitted", "detail"),
+        ("batch", "queue", "identity", "state", "attempt", "submitted", "tenant", "detail"),
         [_row(row) for row in page.rows],
         [show.STYLES[row.state] for row in page.rows],
         empty="no batches",
         first="identity",
-        optional=("submitted", "queue", "attempt"),
+        optional=("tenant", "submitted", "queue", "attempt"),
     )
 
 
@@ -74,7 +74,7 @@ def _row(row: BatchRow) -> tuple[show.Cell, ...]:
         detail += failure and f": {failure}"
     return (
         row.batch_id, row.queue, unicode_diff.identity_text(row.identity, row.revision), row.state,
-        str(row.attempt), row.created_at, detail,
+        str(row.attempt), row.created_at, row.tenant, detail,
     )  # fmt: skip
 
 
@@ -87,17 +87,17 @@ def _row(row: BatchRow) -> tuple[show.Cell, ...]:
 )
 def _causes(page: Page[FailureCause]) -> None:
     show.table(
-        ("batches", "queue", "failure", "example", "newest", "message"),
+        ("batches", "queue", "failure", "example", "newest", "tenant", "message"),
         [
             (
                 str(cause.batches), cause.queue, cause.failure,
                 unicode_diff.identity_text(cause.example, cause.revision), cause.newest,
-                cause.text or "",
+                cause.tenant, cause.text or "",
             )
             for cause in page.rows
         ],
         empty="no failed batches",
-        optional=("newest", "queue"),
+        optional=("tenant", "newest", "queue"),
     )  # fmt: skip
     if page.rows:
         show.progress('retry a class: helixq batch retry --failure CLASS --reason "..."')
@@ -126,6 +126,11 @@ def _show_named(
 )
 def _show(batch: BatchDetail) -> None:
     batch_report.print_batch(batch)
+
+
+def _names_batches(values: Mapping[str, Any]) -> bool:
+    """Filters would select batches of every tenant of the login."""
+    return bool(values["batch_ids"])
 
 
 _NOT_FILTERS = {"reason", "dry_run", "after"}
@@ -222,7 +227,7 @@ _REFS = {
     "retry",
     batch_actions.retry_batches,
     example='helixq batch retry --failure executor --reason "disk replaced"',
-    every_tenant=True,
+    every_tenant=_names_batches,
     instead=_named(batch_actions.retry_batches),
     more=OPTIONAL_REFS,
     refused=_code,
@@ -236,7 +241,7 @@ def _retry(page: Page[ActionResult], *, dry_run: bool) -> None:
     "cancel",
     batch_actions.cancel_batches,
     example='helixq batch cancel Sample-11 --reason "wrong flow cell"',
-    every_tenant=True,
+    every_tenant=_names_batches,
     instead=_named(batch_actions.cancel_batches),
     more=OPTIONAL_REFS,
     refused=_code,

@@ -3,8 +3,9 @@
 Precedence: `--url`, `--dsn` or `--data`; then HELIX_URL, HELIX_DSN, HELIX_DATA; then the
 configuration file (cli/config.py); then ./helix-data. A URL selects a service, whose token selects
 the tenant. A directory selects embedded servers, which run at least as long as the command. The
-tenant of a database is `--tenant`, else HELIX_TENANT, else the only tenant of the login, else
-`default`.
+tenant of a database is `--tenant`, else HELIX_TENANT, else the only tenant of the login. Without
+one, lists show the rows of all tenants of the login, and changes are refused; but an operator of a
+database without another tenant changes `default`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 DATABASE_OPTIONS: Final = {"dsn": options.Dsn, "data": options.Data}
 DEFAULT_DATA = Path("helix-data")
 EVERY_TENANT = "*"  # the binding of an operator
+_LAST_NAME: Final = "z" * 63  # sorts after every name of a queue
+_NAMED_TENANTS: Final = 5  # in a message
 
 
 class ServiceTarget(NamedTuple):
@@ -299,20 +302,37 @@ def tenant_to_read(target: Database | Target, tenant: str | None) -> str | None:
 
 
 def tenant_to_change(target: Database | Target, tenant: str | None) -> str:
-    """The tenant to change; `default` for an operator, "" for a service, whose token decides."""
+    """The tenant to change; "" for a service, whose token decides."""
     if _is_service(target):
         return ""
     if tenant is not None:
         return _check_permitted(target, tenant)
     bound = target.run(reads.tenants())
+    if bound == [EVERY_TENANT]:
+        bound = _tenants_with_queues(target) or [options.DEFAULT_TENANT]
+        if bound != [options.DEFAULT_TENANT]:
+            raise _no_tenant(f"this login acts for all tenants, such as {', '.join(bound)}")
     if len(bound) != 1:
-        raise Refused(
-            f"expected a tenant: this login acts for {', '.join(bound) or 'none'}; "
-            "choose one with --tenant or HELIX_TENANT"
-        )
-    tenant = options.DEFAULT_TENANT if bound == [EVERY_TENANT] else str(bound[0])
-    show.progress(f"tenant: {tenant}")
-    return tenant
+        raise _no_tenant(f"this login acts for {', '.join(bound) or 'none'}")
+    show.progress(f"tenant: {bound[0]}")
+    return str(bound[0])
+
+
+def _no_tenant(why: str) -> Refused:
+    return Refused(f"expected a tenant: {why}; choose one with --tenant or HELIX_TENANT")
+
+
+def _tenants_with_queues(target: Database | Target) -> list[str]:
+    """The tenants of the first queues by tenant, which are enough to see whether it is one."""
+    found: list[str] = []
+    after: str | None = None
+    while len(found) < _NAMED_TENANTS:
+        page = target.run(reads.queues(bound=0, after=after, limit=1))
+        if not page.rows:
+            break
+        found.append(page.rows[0].tenant)
+        after = f"{found[-1]}/{_LAST_NAME}"
+    return found
 
 
 def tenant_to_work_for(database: Database, tenant: str | None, *, every: bool) -> str:

@@ -27,6 +27,7 @@ import typer
 
 from helixqueue.cli import connection, operation, options, pages, shapes, show, times, watch
 from helixqueue.cli.command import command
+from helixqueue.operations import queues
 from helixqueue.operations.operation import UNCHANGED
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import ActionLimit, Cursor, Limit, Reason, kind_of, words_of
@@ -56,7 +57,7 @@ def verb(
     declared: Operation[..., T],
     *,
     example: str,
-    every_tenant: bool = False,
+    every_tenant: bool | Callable[[Mapping[str, Any]], bool] = False,
     refused: Callable[[Any], Exit | bool] = lambda _: False,
     instead: Callable[..., Instructions[Any]] | None = None,
     more: Mapping[str, Any] = MappingProxyType({}),
@@ -64,7 +65,8 @@ def verb(
     """Register a command; the function may also take parameters of the operation by keyword.
 
     A parameter `ask` of the function is what runs further operations.
-    every_tenant: without --tenant, read all tenants that the login may see.
+    every_tenant: without --tenant, read all tenants that the login may see; or whether the values
+    of a command allow it, because they name what it changes.
     refused: whether the answer is no: exit code 1, or the one that it returns.
     instead: what runs in place of the operation, such as a search for what a user names.
     more: options of `instead` besides the parameters of the operation.
@@ -83,7 +85,8 @@ def verb(
             **values: Any,  # noqa: ANN401
         ) -> None:
             def reader(target: connection.Target) -> Callable[[], Any]:
-                ask = operation.Runner(target, tenant, actor, every_tenant=every_tenant)
+                spans = every_tenant(values) if callable(every_tenant) else every_tenant
+                ask = operation.Runner(target, tenant, actor, every_tenant=spans)
                 return partial(read_and_show, ask)
 
             def read_and_show(ask: operation.Runner) -> Any:  # noqa: ANN401
@@ -136,6 +139,9 @@ def _read(
         return ask(lambda operations: instead(operations, **values | cursor))
 
     rows, after = pages.gather(page, values.pop("limit", None), values.pop("after", None))
+    if not rows and "queue" in values:
+        # A misspelled queue must not look like one without rows.
+        ask(partial(queues.require_queue, queue=values["queue"]))
     return Page(tuple(rows), after)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,10 +12,11 @@ from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.options import argument
 from helixqueue.identity.twins import find_twins
-from helixqueue.operations import identities
+from helixqueue.operations import identities, queues
 from helixqueue.records.batch import identity_value
 
 if TYPE_CHECKING:
+    from helixqueue.identity.twins import TwinGroup
     from helixqueue.records.identity import RefusedIdentityRow
     from helixqueue.records.page import Page
 
@@ -27,13 +29,19 @@ def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="identity")
 
 
-@verb(app, "refused", identities.list_refused, example="helixq identity refused basecall")
+@verb(
+    app,
+    "refused",
+    identities.list_refused,
+    example="helixq identity refused basecall",
+    every_tenant=True,
+)
 def _refused(page: Page[RefusedIdentityRow]) -> None:
     show.table(
-        ("time", "times", "text", "reason", "by", "raw bytes"),
-        [(r.at, str(r.times), _text(r), r.why, r.actor, r.raw_hex) for r in page.rows],
+        ("time", "times", "text", "reason", "by", "raw bytes", "tenant"),
+        [(r.at, str(r.times), _text(r), r.why, r.actor, r.raw_hex, r.tenant) for r in page.rows],
         empty="no refused identities",
-        optional=("time", "by", "times"),
+        optional=("tenant", "time", "by", "times"),
     )
 
 
@@ -55,31 +63,35 @@ def _twins(
     `spelling`: several spellings of one batch. `case` and `look-alike` (width, letters of other
     scripts): several batches, perhaps by mistake. Nothing is merged.
     """
+    number = 0
+    found: list[tuple[str, TwinGroup]] = []
     with connection.open_target() as target:
-        stored = operation.run(
-            target, tenant, None, lambda operations: identities.stored_identities(operations, queue)
-        )
-    groups = find_twins(stored)
+        ask = operation.Runner(target, tenant, every_tenant=True)
+        # Identities of several tenants are no twins of each other.
+        for owner in ask(partial(queues.tenants_of, queue=queue)):
+            of_owner = operation.Runner(target, owner or None, every_tenant=True)
+            stored = of_owner(partial(identities.stored_identities, queue=queue))
+            number += len(stored)
+            found += [(owner, group) for group in find_twins(stored)]
     if as_json:
-        show.as_json(
-            {
-                "identities": len(stored),
-                "twins": [
-                    {"kind": g.kind, "members": [identity_value(m.canonical) for m in g.members]}
-                    for g in groups
-                ],
-            }
-        )
+        twins = [
+            {"kind": g.kind, "members": [identity_value(m.canonical) for m in g.members]}
+            | ({"tenant": owner} if owner else {})
+            for owner, g in found
+        ]
+        show.as_json({"identities": number, "twins": twins})
         return
     show.table(
-        ("kind", "identities", "code points"),
+        ("kind", "identities", "code points", "tenant"),
         [
             (
                 group.kind,
                 "\n".join("/".join(member.raw) for member in group.members),
                 "\n".join(ascii("/".join(member.raw)) for member in group.members),
+                owner,
             )
-            for group in groups
+            for owner, group in found
         ],
-        empty=f"no twins among {len(stored)} identities",
+        empty=f"no twins among {number} identities",
+        optional=("tenant",),
     )

@@ -22,10 +22,16 @@ def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="letter")
 
 
-@verb(app, "list", letters.list_letters, example="helixq letter list --reason json")
+@verb(
+    app,
+    "list",
+    letters.list_letters,
+    example="helixq letter list --reason json",
+    every_tenant=True,
+)
 def _list(page: Page[LetterRow]) -> None:
     show.table(
-        ("letter", "time", "status", "reason", "source", "detail"),
+        ("letter", "time", "status", "reason", "source", "detail", "tenant"),
         [
             (
                 str(row.letter),
@@ -34,15 +40,16 @@ def _list(page: Page[LetterRow]) -> None:
                 row.reason,
                 f"{row.kind} {row.name} {row.source}",
                 row.detail or "",
+                row.tenant,
             )
             for row in page.rows
         ],
         empty="no letters",
-        optional=("time",),
+        optional=("tenant", "time"),
     )
 
 
-@verb(app, "show", letters.show_letter, example="helixq letter show 7")
+@verb(app, "show", letters.show_letter, example="helixq letter show 7", every_tenant=True)
 def _show(letter: LetterDetail) -> None:
     members = shapes.plain(letter)
     fields, body = members.pop("fields") or {}, members.pop("body")
@@ -60,6 +67,7 @@ def _show(letter: LetterDetail) -> None:
     "redrive",
     letters.redrive_letter,
     example='helixq letter redrive 7 --revision 2 --reason "corrected upstream"',
+    every_tenant=True,
 )
 def _redrive(submitted: Accepted[Any], *, letter: int) -> None:
     show.line(f"letter {letter}: {submitted.decision} batch {submitted.receipt.batch_id}")
@@ -70,6 +78,7 @@ def _redrive(submitted: Accepted[Any], *, letter: int) -> None:
     "discard",
     letters.discard_letter,
     example='helixq letter discard 7 --reason "test data"',
+    every_tenant=True,
     refused=lambda discarded: discarded.answer == "refused",
 )
 def _discard(discarded: Discarded) -> None:

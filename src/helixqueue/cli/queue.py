@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from helixqueue.cli import shapes, show
 from helixqueue.cli.derived_commands import verb
 from helixqueue.operations import queues
-from helixqueue.records.queue import QueueCounts
+from helixqueue.records.queue import QueueCounts, QueueRow
 
 if TYPE_CHECKING:
+    from helixqueue.operations.batches import Operations
+    from helixqueue.operations.instructions import Instructions
     from helixqueue.records.page import Page
-    from helixqueue.records.queue import QueueDeleted, QueueRow, QueueSummary
+    from helixqueue.records.queue import QueueDeleted, QueueSummary
 
 app = typer.Typer(no_args_is_help=True, help="Queues: list, show, set, pause, resume, delete.")
 COUNTS = tuple(field.name for field in fields(QueueCounts))
@@ -43,7 +45,7 @@ def _status(row: QueueRow) -> str:
     return ", ".join(flag for flag in ("paused", "closed") if getattr(row, flag)) or "open"
 
 
-@verb(app, "show", queues.show_queue, example="helixq queue show basecall")
+@verb(app, "show", queues.show_queue, example="helixq queue show basecall", every_tenant=True)
 def _show(row: QueueSummary) -> None:
     facts = shapes.plain(row)
     facts |= {name: str(getattr(row.counts, name)) for name in COUNTS}
@@ -51,16 +53,36 @@ def _show(row: QueueSummary) -> None:
     show.table(("setting", "value"), [(n, shapes.setting_text(n, v)) for n, v in facts.items()])
 
 
+@dataclass(frozen=True, slots=True)
+class _Created(QueueRow):
+    """A queue that did not exist before."""
+
+
+def _set_and_compare(
+    operations: Operations,
+    queue: str,
+    **settings: Any,  # noqa: ANN401 - options of `set`
+) -> Instructions[QueueRow]:
+    before = yield from operations.find_queue(queue)
+    row = yield from queues.set_queue(operations, queue, **settings)
+    members = {field.name: getattr(row, field.name) for field in fields(row)}
+    return row if before is not None else _Created(**members)
+
+
 @verb(
     app,
     "set",
     queues.set_queue,
     example='helixq queue set basecall --lease 120 --reason "a new assay"',
+    instead=_set_and_compare,
 )
 def _set(row: QueueRow, **values: object) -> None:
     changed = {name: getattr(row, name) for name in values if name not in {"queue", "reason"}}
     words = [f"{name} {shapes.setting_text(name, value)}" for name, value in changed.items()]
-    show.line(f"queue {row.name} of tenant {row.tenant}: {', '.join(words) or 'created'}")
+    if isinstance(row, _Created):
+        words.insert(0, "created")
+    text = ", ".join(words) or "nothing to change"
+    show.line(f"queue {row.name} of tenant {row.tenant}: {text}")
 
 
 @verb(

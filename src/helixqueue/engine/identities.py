@@ -18,7 +18,7 @@ _SQL = sql_texts("helixqueue.engine", "identities.sql")
 
 
 def refused(
-    *, tenant: str, queue: str, after: str | None = None, limit: int = 50
+    *, tenant: str | None, queue: str, after: str | None = None, limit: int = 50
 ) -> Call[Page[RefusedIdentityRow]]:
     """Refused identities of a queue, newest first."""
     before = after_number(after, LAST_ID)

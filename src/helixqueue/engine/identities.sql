@@ -2,7 +2,7 @@
 
 -- name: refused
 -- A page of refused identities, newest first.
-select r.id, r.at, r.actor, r.raw_hex, r.why, r.times, r.last_at
+select r.id, r.tenant, r.at, r.actor, r.raw_hex, r.why, r.times, r.last_at
 from helix.read_refused_v1(%s::text, %s::text, %s::bigint, %s::int) r;
 
 -- name: identities

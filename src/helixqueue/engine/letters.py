@@ -114,7 +114,7 @@ def discard_letters(
 
 def letters(
     *,
-    tenant: str,
+    tenant: str | None,
     status: str | None = None,
     reason: str | None = None,
     queue: str | None = None,

@@ -78,7 +78,8 @@ class Operations:
         self.call_set = call_set
         self.calls = call_set.calls
         self.tenant = "" if tenant is None else check_name("tenant", tenant)
-        self._tenant_text = f"tenant {tenant}" if tenant else "the token's tenant"
+        no_tenant = "this login" if call_set.remote is None else "the token's tenant"
+        self._tenant_text = f"tenant {tenant}" if tenant else no_tenant
         self.actor = actor
         self._queues = only_queues
         self.sees_payloads, self.reads_batches = sees_payloads, reads_batches

@@ -27,7 +27,9 @@ def list_refused(
     With the reason and the raw bytes in hex, so that a lab can find the tube or the row of a sheet.
     """
     return operations.ask(
-        engine.identities.refused(tenant=operations.tenant, queue=queue, after=after, limit=limit)
+        engine.identities.refused(
+            tenant=operations.tenant or None, queue=queue, after=after, limit=limit
+        )
     )
 
 

@@ -78,7 +78,7 @@ def list_letters(
     """
     return operations.ask(
         engine.letters.letters(
-            tenant=operations.tenant,
+            tenant=operations.tenant or None,
             status=None if status == "all" else status,
             reason=reason,
             queue=queue,
@@ -138,6 +138,8 @@ def redrive_letter(
     name = queue or message.queue or row.queue
     if name is None:
         raise Refused("redrive: the message names no queue; pass one")
+    # A login for several tenants need not name one: the letter has it.
+    operations.tenant = operations.tenant or row.tenant
     known = yield from operations.known(name)
     submission = message.submission
     if identity is not None:

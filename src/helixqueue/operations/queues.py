@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Final, Unpack
 
-from helixqueue.errors import InvalidPayload, NoSuchQueue, QueueNotEmpty
+from helixqueue.errors import InvalidPayload, NoSuchQueue, QueueNotEmpty, Refused
 from helixqueue.identity import check_name
 from helixqueue.operations import engine
 from helixqueue.operations.instructions import Instructions
@@ -58,12 +58,11 @@ def show_queue(
 
     Settings, schemas, and the number of batches in each state.
     """
-    page = yield from operations.ask(
-        engine.reads.queues(tenant=operations.tenant, queue=queue, bound=count_to)
-    )
-    if not page.rows:
-        raise operations.no_such_queue(queue)
-    return page.rows[0]
+    rows = yield from _of_name(operations, queue, count_to)
+    if len(rows) > 1:
+        tenants = ", ".join(row.tenant for row in rows)
+        raise Refused(f"expected a tenant: queue {queue} exists for {tenants}; choose one of them")
+    return rows[0]
 
 
 @operation("GET /v1/queues/{queue}/settings", scope="any", raises=[NoSuchQueue])
@@ -150,6 +149,23 @@ def delete_queue(
     return QueueDeleted(operations.tenant, queue)
 
 
+def tenants_of(operations: Operations, queue: str) -> Instructions[list[str]]:
+    """The tenants that have this queue; that of the connection, or of all that it may see."""
+    if operations.call_set.remote is not None:
+        yield from show_settings(operations, queue)
+        return [operations.tenant]
+    if operations.tenant:
+        yield from _find(operations, queue)
+        return [operations.tenant]
+    rows = yield from _of_name(operations, queue, 0)
+    return [row.tenant for row in rows]
+
+
+def require_queue(operations: Operations, queue: str) -> Instructions[None]:
+    """Raise NoSuchQueue if no tenant of the connection has this queue."""
+    yield from tenants_of(operations, queue)
+
+
 def delete_if_exists(
     operations: Operations, queue: Queue[Any, Any] | str, reason: str
 ) -> Instructions[bool]:
@@ -162,6 +178,16 @@ def delete_if_exists(
     finally:
         operations.forget(name)  # of this client, if a service ran the operation
     return True
+
+
+def _of_name(operations: Operations, queue: str, count_to: int) -> Instructions[list[QueueSummary]]:
+    """The queues of this name, of all tenants if the connection names none."""
+    page = yield from operations.ask(
+        engine.reads.queues(tenant=operations.tenant or None, queue=queue, bound=count_to)
+    )
+    if not page.rows:
+        raise operations.no_such_queue(queue)
+    return list(page.rows)
 
 
 def _find(operations: Operations, queue: str) -> Instructions[QueueRow]:

@@ -16,6 +16,7 @@ class RefusedIdentityRow:
     Equal ones of one minute are one row: `at` is the first, `last_at` the last of `times`.
     """
 
+    tenant: str
     at: datetime
     actor: str
     raw_hex: str  # its bytes, at most 4096

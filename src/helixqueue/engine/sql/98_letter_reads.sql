@@ -12,7 +12,7 @@ create view helix.letter_overview with (security_invoker = true) as
          l.closed_at, l.closed_by, l.closed_for::text as closed_for
   from helix.dead_letter l;
 
--- A page of letters of one tenant, newest first, before the id p_before. Each page looks at p_look rows at
+-- A page of letters of one tenant (null: of all tenants of the login), newest first, before the id p_before. Each page looks at p_look rows at
 -- most; `edge` is where it stopped.
 create function helix.read_letters_v1(
   p_tenant text, p_status text, p_reason text, p_queue text, p_before bigint, p_look integer,
@@ -27,7 +27,11 @@ begin
     with seen as materialized (
       select l.id, l.status, l.reason, l.queue::text as queue,
              row_number() over (order by l.id desc) = p_look as last
-      from helix.dead_letter l where l.tenant = p_tenant and l.id < p_before
+      from ((select * from helix.dead_letter l where l.tenant = p_tenant and l.id < p_before
+             order by l.id desc limit p_look)
+            union all
+            (select * from helix.dead_letter l where p_tenant is null and l.id < p_before
+             order by l.id desc limit p_look)) l
       order by l.id desc limit p_look
     ),
     page as (
