@@ -97,7 +97,7 @@ def test_python_m_helixqueue_runs_the_command():
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (("batch", "list", "--queue", "none"), "no batches\n"),
+        (("batch", "list", "--identity", "none"), "no batches\n"),
         (("fence", "list", "--name", "none"), "no fences\n"),
         (("worker", "list", "--since", "+1h"), "no workers\n"),
         (("token", "list", "--tenant", "nobody"), "no tokens\n"),

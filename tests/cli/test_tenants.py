@@ -12,17 +12,17 @@ WIDE = Queue("wide")
 
 
 @pytest.fixture
-def several(database):
+def several(fresh_database):
     """Queue `wide` in tenants a and b, each with a batch, a refused identity and twins."""
-    with database.connect("operator") as operator:
+    with fresh_database.connect("operator") as operator:
         operator.execute("select helix.bind_v1('app_a', 'b')")
     for tenant in ("a", "b"):
-        with HelixQueue(database.dsn("pool"), tenant=tenant) as helix:
+        with HelixQueue(fresh_database.dsn("pool"), tenant=tenant) as helix:
             for name in ("Sample-1", "sample-1"):
                 helix.submit(WIDE, identity=name, payload={})
             with pytest.raises(InvalidIdentity):
                 helix.submit(WIDE, identity="S\u200b1", payload={})
-    helixq = Helixq(database, "app_a")
+    helixq = Helixq(fresh_database, "app_a")
     helixq.default_environment = {}
     return helixq
 
@@ -39,8 +39,10 @@ LISTS = [
 
 @pytest.mark.parametrize("role", ["app_a", "operator"])
 @pytest.mark.parametrize("command", LISTS, ids=" ".join)
-def test_list_of_a_login_for_several_tenants_shows_all_of_them(several, database, command, role):
-    with Lab(database) as lab:
+def test_list_of_a_login_for_several_tenants_shows_all_of_them(
+    several, fresh_database, command, role
+):
+    with Lab(fresh_database) as lab:
         for tenant in ("a", "b"):
             lab.queue("letters", tenant=tenant)
             write_letters(lab, "1-0", tenant=tenant)
@@ -88,10 +90,12 @@ CHANGES = [
 
 @pytest.mark.parametrize("role", ["app_a", "operator"])
 @pytest.mark.parametrize("command", CHANGES, ids=" ".join)
-def test_change_without_tenant_is_refused_and_changes_nothing(several, database, command, role):
+def test_change_without_tenant_is_refused_and_changes_nothing(
+    several, fresh_database, command, role
+):
     def stored():
-        return database.rows("select tenant, name, paused from helix.queue order by 1, 2"), (
-            database.rows("select state, count(*) from helix.work group by 1")
+        return fresh_database.rows("select tenant, name, paused from helix.queue order by 1, 2"), (
+            fresh_database.rows("select state, count(*) from helix.work group by 1")
         )
 
     before = stored()
@@ -117,9 +121,9 @@ def test_batch_of_an_id_needs_no_tenant(several):
     assert done.json["rows"][0]["answer"] == "ok"
 
 
-def test_operator_of_one_tenant_called_default_needs_no_tenant(database):
-    """As with the embedded database."""
-    helixq = Helixq(database, "operator")
+def test_operator_of_one_tenant_called_default_needs_no_tenant(fresh_database):
+    """As with the embedded fresh_database."""
+    helixq = Helixq(fresh_database, "operator")
     helixq.default_environment = {}
     created = helixq("queue", "set", "fresh", "--lease", "60", "--reason", "x")
     assert created.code == Exit.OK, created.err
@@ -128,8 +132,8 @@ def test_operator_of_one_tenant_called_default_needs_no_tenant(database):
     assert again.out == "queue fresh of tenant default: lease_seconds 90\n"
 
 
-def test_letter_is_redriven_in_its_own_tenant(several, database):
-    with Lab(database) as lab:
+def test_letter_is_redriven_in_its_own_tenant(several, fresh_database):
+    with Lab(fresh_database) as lab:
         [letter] = write_letters(lab, "1-0", tenant="b")
     redriven = several("letter", "redrive", letter, "--queue", "wide", "--identity", "S-9",
                        "--reason", "the queue exists now", role="operator")  # fmt: skip

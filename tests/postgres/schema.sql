@@ -8842,9 +8842,9 @@ begin
     select d.duty, extract(epoch from d.every)::double precision, d.last_at, case when v_all then d.actor end,
            case when v_all then d.did else 0 end, case when v_all then d.total else 0 end,
            case when v_all then d.seconds else 0 end, d.failures, d.failed,
-           -- A duty that was never due yet, in a new database, is not overdue.
-           case when d.next_at = '-infinity' then 0
-                else greatest(extract(epoch from clock_timestamp() - d.next_at), 0) end::double precision
+           -- A duty that never ran is due since the migration.
+           greatest(extract(epoch from clock_timestamp() - greatest(
+             d.next_at, (select min(e.started_at) from helix.epoch e))), 0)::double precision
     from helix.duty d order by d.duty;
 end
 $$;

@@ -11,6 +11,7 @@ from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.options import argument, option
 from helixqueue.operations import batch_actions, batch_reads
+from helixqueue.records.batch import failure_text
 from helixqueue.states import State
 
 if TYPE_CHECKING:
@@ -50,12 +51,12 @@ def register(parent: typer.Typer) -> None:
 )
 def _list(page: Page[BatchRow]) -> None:
     show.table(
-        ("batch", "queue", "identity", "state", "attempt", "submitted", "tenant", "detail"),
+        ("batch", "queue", "identity", "state", "attempt", "submitted", "detail", "tenant"),
         [_row(row) for row in page.rows],
         [show.STYLES[row.state] for row in page.rows],
         empty="no batches",
         first="identity",
-        optional=("tenant", "submitted", "queue", "attempt"),
+        optional=("submitted", "queue", "attempt", "tenant"),
     )
 
 
@@ -66,15 +67,14 @@ def _row(row: BatchRow) -> tuple[show.Cell, ...]:
     elif row.cause is not None:
         detail = f"{row.cause}{' until ' + show.time_text(row.due) if row.due else ''}"
     elif row.finished_at is not None:
-        message = (row.detail or "").strip().partition("\n")[0]
-        failure = " ".join(part for part in (row.failure, message) if part)
+        failure = failure_text(row.failure, row.detail).partition("\n")[0]
         detail = f"{show.time_text(row.finished_at)} by {row.finished_by}"
         if row.state == State.FAILED and row.last_worker not in {None, row.finished_by}:
             detail += f", last held by {row.last_worker}"
         detail += failure and f": {failure}"
     return (
         row.batch_id, row.queue, unicode_diff.identity_text(row.identity, row.revision), row.state,
-        str(row.attempt), row.created_at, row.tenant, detail,
+        str(row.attempt), row.created_at, detail, row.tenant,
     )  # fmt: skip
 
 
@@ -87,17 +87,17 @@ def _row(row: BatchRow) -> tuple[show.Cell, ...]:
 )
 def _causes(page: Page[FailureCause]) -> None:
     show.table(
-        ("batches", "queue", "failure", "example", "newest", "tenant", "message"),
+        ("batches", "queue", "failure", "example", "newest", "message", "tenant"),
         [
             (
                 str(cause.batches), cause.queue, cause.failure,
                 unicode_diff.identity_text(cause.example, cause.revision), cause.newest,
-                cause.tenant, cause.text or "",
+                cause.text or "", cause.tenant,
             )
             for cause in page.rows
         ],
         empty="no failed batches",
-        optional=("tenant", "newest", "queue"),
+        optional=("newest", "queue", "tenant"),
     )  # fmt: skip
     if page.rows:
         show.progress('retry a class: helixq batch retry --failure CLASS --reason "..."')

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from helixqueue.cli import show, times, unicode_diff
 from helixqueue.identity import canonical_text
+from helixqueue.records.batch import failure_text
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -80,7 +81,7 @@ def _print_summary(batch: BatchDetail) -> None:
         "submitted": f"{times.with_zone(batch.created_at)} by {batch.actor}" if batch.actor else "",
         "finished": _time_and_actor(batch.finished_at, batch.finished_by),
         "retired": times.with_zone(batch.retired_at),
-        "failure": " ".join(part for part in (batch.failure, batch.detail) if part),
+        "failure": failure_text(batch.failure, batch.detail),
         "payload": canonical_text(batch.payload) if batch.has_payload else _erased(batch),
         "result": canonical_text(batch.result) if batch.has_result else "",
     }

@@ -6,6 +6,7 @@ import itertools
 import json
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path  # noqa: TC003 - Typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
@@ -16,7 +17,8 @@ from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.options import option
-from helixqueue.errors import Unavailable
+from helixqueue.engine.duties import list_duties
+from helixqueue.errors import NotPermitted, SchemaMismatch, Unavailable
 from helixqueue.fence.key_file import find_keys, read_public
 from helixqueue.ledger.replay import sees_every_tenant
 from helixqueue.operate.check import CheckResult, check, invariants, report
@@ -24,6 +26,7 @@ from helixqueue.operate.check_seals import check_seals
 from helixqueue.operate.exported import ExportResult, check_export
 from helixqueue.operate.exported_batch import ExportedHistory, parse_ref
 from helixqueue.operate.seal import SEALS
+from helixqueue.records.duty import START_SERVICE, late_text
 from helixqueue.transport.http import checks
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
     from helixqueue.fence.signing import Signer
+    from helixqueue.postgres.database import Database
 
 
 TrustedStart = Annotated[
@@ -108,7 +112,7 @@ def _check(
         _check_exported(exported, seals, wanted, as_json=as_json)
     if watch is not None:
         _watch(watch, lambda: _run_checks(seals), as_json=as_json)
-    every_tenant, results = _run_checks(seals)
+    every_tenant, results = _run_checks(seals, warns=True)
     _report(results, every_tenant=every_tenant, as_json=as_json)
     if any(result.count for result in results):
         raise typer.Exit(Exit.NO)
@@ -223,10 +227,12 @@ def _report(results: list[CheckResult], *, every_tenant: bool, as_json: bool) ->
         _print(results, every_tenant=every_tenant)
 
 
-def _run_checks(against: Against | None) -> tuple[bool, list[CheckResult]]:
+def _run_checks(against: Against | None, *, warns: bool = False) -> tuple[bool, list[CheckResult]]:
     """Whether every tenant was checked, and the results."""
     if connection.selected().service is None:
         with connection.open_database(as_owner=True) as database:
+            if warns:
+                _warn_of_duties(database)
             return sees_every_tenant(database.connection), [
                 *_check_invariants(database.connection),
                 *([] if against is None else _check_against(database.connection, against)),
@@ -235,6 +241,14 @@ def _run_checks(against: Against | None) -> tuple[bool, list[CheckResult]]:
         response = target.run(checks.check())
         results = [_retry_late(target, _parse(result)) for result in response["results"]]
         return response["every_tenant"], results
+
+
+def _warn_of_duties(database: Database) -> None:
+    """The invariants hold without duties, but nothing retires batches or compares the ledger."""
+    with suppress(NotPermitted, SchemaMismatch):
+        rows = database.run(list_duties())
+        if late := late_text(rows):
+            show.warning(f"no process runs these duties: {late}; {START_SERVICE}")
 
 
 def _check_invariants(database: Connection[Any]) -> list[CheckResult]:

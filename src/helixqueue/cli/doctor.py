@@ -35,7 +35,8 @@ def _doctor(
 ) -> None:
     """Check that a database is set up for the guarantees.
 
-    Use the DSN of your programs. Exit code 1: a setting breaks a guarantee; warnings do not count.
+    Use the DSN of your programs. Exit code 1: a setting breaks a guarantee, or no process runs a
+    duty; warnings do not count.
     """
     with connection.database_target() as target:
         findings = examine(target.dsn, redis)

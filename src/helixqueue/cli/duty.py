@@ -12,6 +12,7 @@ from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.options import argument, option
 from helixqueue.engine import metrics
 from helixqueue.operations import duties
+from helixqueue.records.duty import START_SERVICE, late_text
 
 if TYPE_CHECKING:
     from helixqueue.records.duty import DutyRow, ReconcileFinding
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Background duties: list, set, findings.")
 
 NO_SERVICE = "a duty is for all tenants, and a token is of one; run it with --dsn or --data"
-_LATE_SECONDS = 60.0  # `list` shows a duty that is overdue by more
 
 
 def _interval(text: str) -> float:
@@ -61,10 +61,12 @@ def _list(page: Page[DutyRow]) -> None:
         ["bold red" if _is_late(row) else "" for row in page.rows],
         optional=("by", "failures", "took"),
     )
+    if late := late_text(page.rows):
+        show.warning(f"no process runs these duties: {late}; {START_SERVICE}")
 
 
 def _is_late(row: DutyRow) -> bool:
-    return row.failed is not None or row.lag_seconds > _LATE_SECONDS
+    return row.failed is not None or row.is_late
 
 
 @command(app, "set", example='helixq duty set reconcile --every 5m --reason "a slow disk"')

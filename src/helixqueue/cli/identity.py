@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -11,6 +12,8 @@ from helixqueue.cli import connection, operation, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.options import argument
+from helixqueue.cli.unicode_diff import identity_text
+from helixqueue.identity import escaped
 from helixqueue.identity.twins import find_twins
 from helixqueue.operations import identities, queues
 from helixqueue.records.batch import identity_value
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
     from helixqueue.records.page import Page
 
 app = typer.Typer(no_args_is_help=True, help="Identities: refused, twins.")
+
+# Bytes that are not UTF-8, as Python decodes them, are shown as bytes.
+_NOT_UTF8: Final = re.compile(r"\\u\{dc([89a-f][0-9a-f])\}")
+_BYTE: Final = r"\\x\1"
 
 InQueue = Annotated[str, argument("QUEUE", "Name of the queue.")]
 
@@ -41,13 +48,14 @@ def _refused(page: Page[RefusedIdentityRow]) -> None:
         ("time", "times", "text", "reason", "by", "raw bytes", "tenant"),
         [(r.at, str(r.times), _text(r), r.why, r.actor, r.raw_hex, r.tenant) for r in page.rows],
         empty="no refused identities",
-        optional=("tenant", "time", "by", "times"),
+        optional=("time", "by", "times", "tenant"),
     )
 
 
 def _text(row: RefusedIdentityRow) -> str:
     """The bytes as text, with escapes for everything that is not printable ASCII."""
-    return ascii(bytes.fromhex(row.raw_hex).decode("utf-8", "backslashreplace"))
+    text = escaped(bytes.fromhex(row.raw_hex).decode("utf-8", "surrogateescape"))
+    return f"'{_NOT_UTF8.sub(_BYTE, text)}'"
 
 
 @command(app, "twins", example="helixq identity twins basecall")
@@ -68,7 +76,8 @@ def _twins(
     with connection.open_target() as target:
         ask = operation.Runner(target, tenant, every_tenant=True)
         # Identities of several tenants are no twins of each other.
-        for owner in ask(partial(queues.tenants_of, queue=queue)):
+        owners = ask(partial(queues.tenants_of, queue=queue))
+        for owner in owners:
             of_owner = operation.Runner(target, owner or None, every_tenant=True)
             stored = of_owner(partial(identities.stored_identities, queue=queue))
             number += len(stored)
@@ -76,7 +85,7 @@ def _twins(
     if as_json:
         twins = [
             {"kind": g.kind, "members": [identity_value(m.canonical) for m in g.members]}
-            | ({"tenant": owner} if owner else {})
+            | ({"tenant": owner} if len(owners) > 1 else {})
             for owner, g in found
         ]
         show.as_json({"identities": number, "twins": twins})
@@ -86,8 +95,8 @@ def _twins(
         [
             (
                 group.kind,
-                "\n".join("/".join(member.raw) for member in group.members),
-                "\n".join(ascii("/".join(member.raw)) for member in group.members),
+                "\n".join(names := [identity_text(member.raw) for member in group.members]),
+                "\n".join(map(escaped, names)),
                 owner,
             )
             for owner, group in found

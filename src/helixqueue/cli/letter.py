@@ -45,7 +45,7 @@ def _list(page: Page[LetterRow]) -> None:
             for row in page.rows
         ],
         empty="no letters",
-        optional=("tenant", "time"),
+        optional=("time", "tenant"),
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from difflib import SequenceMatcher
 from typing import Any
 
 from helixqueue.identity import PART_SEPARATOR
+from helixqueue.identity.characters import described
+from helixqueue.records.overview import PARTS_SHOWN
 
 
 def differences(raw: tuple[str, ...], canonical: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -22,7 +23,7 @@ def differences(raw: tuple[str, ...], canonical: tuple[str, ...]) -> list[dict[s
 
 
 def identity_text(parts: tuple[str, ...], revision: str = "") -> str:
-    name = " / ".join(parts) if parts else "(no identity)"
+    name = PARTS_SHOWN.join(parts) if parts else "(no identity)"
     return f"{name} (revision {revision})" if revision else name
 
 
@@ -32,4 +33,4 @@ def difference_text(difference: dict[str, Any]) -> str:
 
 
 def _code_points(text: str) -> list[str]:
-    return [f"U+{ord(char):04X} {unicodedata.name(char, '')}".rstrip() for char in text]
+    return [described(char) for char in text]

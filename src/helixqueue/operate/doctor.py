@@ -24,6 +24,7 @@ from helixqueue.operate.doctor_server import (
 from helixqueue.operate.examination import DoctorQueries, Finding, Verdict, finding_of
 from helixqueue.postgres.database import connect_options
 from helixqueue.postgres.sqlstate import unreached
+from helixqueue.records.duty import START_SERVICE, DutyRow, late_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -187,6 +188,17 @@ def _tenants(queries: DoctorQueries) -> Finding:
     )
 
 
+def _duties(queries: DoctorQueries) -> Finding:
+    rows = [DutyRow(**row) for row in queries.rows("duties")]
+    late = late_text(rows)
+    return finding_of(
+        verdict="bad" if late else "ok",
+        found=late or f"all {len(rows)} ran",
+        right="every duty runs: some by claims, all by a service",
+        remedy=f"no process runs them: {START_SERVICE}",
+    )
+
+
 def _connections(queries: DoctorQueries) -> Finding:
     row = queries.row("connections")
     usable = row["most"] - row["reserved"]
@@ -284,6 +296,7 @@ EXAMINATIONS: tuple[Callable[[DoctorQueries], Finding], ...] = (
     _role,
     _grants,
     _tenants,
+    _duties,
     _durability,
     _standbys,
     _autovacuum,

@@ -50,6 +50,9 @@ select array(select p.rolname::text
 -- A role sees its own bindings only.
 select b.tenant, b.by_setting from helix.read_bindings_v1() b;
 
+-- name: duties
+select * from helix.read_duties_v1();
+
 -- name: connections
 select current_setting('max_connections')::integer as most,
        current_setting('superuser_reserved_connections')::integer as reserved,

@@ -26,6 +26,7 @@ from helixqueue.operations import batch_reads, engine, queues
 from helixqueue.operations.instructions import Execute, Instructions, Sleep, retried, short_pause
 from helixqueue.operations.prepare import KnownQueue
 from helixqueue.queues import Queue, checked_requires
+from helixqueue.records.batch import failure_text
 from helixqueue.records.lease import LeaseRef, LeaseRow
 from helixqueue.records.submission import Receipt
 from helixqueue.states import FINISHED, State
@@ -326,7 +327,7 @@ def _no_result(found: OutcomeRow, gone: str) -> NoResult:
     if found.state is State.COMPLETED:
         why, remedy = gone, "its receipt still proves that it happened"
     else:
-        why = ": ".join(part for part in (found.failure, found.detail) if part) or "no reason given"
+        why = failure_text(found.failure, found.detail, between=": ") or "no reason given"
         remedy = "retry it" if found.state is State.FAILED else "submit a new revision"
     return NoResult(
         f"batch {found.batch_id} is {found.state} and has no result ({why}); {remedy}",

@@ -303,6 +303,14 @@ class OutcomeRow:
     has_result: bool  # whether `result` is one; tells null from none
 
 
+def failure_text(failure: str | None, detail: str | None, *, between: str = " ") -> str:
+    """Class and message of a failure; a traceback begins with the class already."""
+    message = (detail or "").strip()
+    if failure and message.partition(":")[0].rpartition(".")[2] != failure:
+        return f"{failure}{between}{message}" if message else failure
+    return message
+
+
 @dataclass(frozen=True, slots=True)
 class FailureCause:
     """FAILED batches of one queue with the same failure class and, up to names, the same text.
