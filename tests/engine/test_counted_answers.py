@@ -11,6 +11,7 @@ from helixqueue.engine import calls
 from helixqueue.engine.identities import refused
 from helixqueue.engine.reads import batch_detail
 from helixqueue.records.submission import SubmissionRow
+from tests.support.duties import run_duty
 from tests.support.engine_traffic import proven
 from tests.support.fence_caller import FenceCaller
 from tests.support.lab import Lab, end_minute, engine_function
@@ -166,6 +167,25 @@ def test_decisions_without_a_queue_setting_are_deleted_after_ninety_days(lab):
         "select distinct kind from helix.decision where tenant = 'a' and kind <> 'audit'"
     )
     assert kinds == [("setting",)]
+
+
+def test_erasures_retirements_settings_and_audit_rows_stay_for_ever(lab):
+    lab.queue(keep_completed_seconds=0.001, keep_decisions_seconds=0.001)
+    [new] = lab.submit("s")
+    lab.submit("s")
+    lab.complete(*lab.claim(1))
+    lab.run(calls.erase(ids=[new.receipt.batch_id], reason="consent", identity=True))
+    end_minute(lab.database)
+    for _ in range(3):
+        assert run_duty(lab, "retire") is None
+    kinds = "select kind from helix.decision where queue = %s or kind = 'audit' group by 1"
+    lasting = {(kind,) for kind in ("audit", "erased", "identity_erased", "retired", "setting")}
+    assert set(lab.rows(kinds, lab.q)) == lasting, "the duplicate is gone"
+    with engine_function(lab.database) as execute:
+        assert execute("update helix.decision set at = at - interval '20 years'") is None
+    for duty in ("retire", "sweep", "archive", "answers"):
+        assert run_duty(lab, duty) is None
+    assert set(lab.rows(kinds, lab.q)) == lasting
 
 
 def test_client_repeating_a_sealed_fence_adds_one_decision_per_minute(database):

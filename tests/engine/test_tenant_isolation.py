@@ -7,7 +7,7 @@ functions come from the catalog: a new one without a case here fails.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
 import pytest
@@ -465,6 +465,31 @@ def test_same_call_by_a_permitted_role_changes_something(copied, loot, name):
         SqlClient(connection).call(name, **CASES[name](loot))
         connection.execute("reset session authorization")
         assert rows_of_b(connection) != before
+
+
+def test_no_call_writes_a_long_name_of_an_actor_or_a_worker(copied, loot):
+    """Each row that a call writes carries the name: one of a megabyte would be written for each."""
+    long = "okapi" * 2000
+    named = [
+        (name, arguments(loot) | {part: long})
+        for name, arguments in CASES.items()
+        for part in ("actor", "worker")
+        if part in arguments(loot)
+    ]
+    assert len(named) > 30
+    with copied.connect("operator") as connection:
+        for name, arguments in named:
+            with suppress(psycopg.Error), connection.transaction():
+                SqlClient(connection).call(name, **arguments)
+    with copied.connect("helix_bootstrap") as connection:
+        tables = connection.execute(
+            "select relname::text from pg_class"
+            " where relnamespace = 'helix'::regnamespace and relkind in ('r', 'p')"
+        ).fetchall()
+        for (table,) in tables:
+            query = sql.SQL("select count(*) from {} t where strpos(t::text, {}) > 0")
+            found = connection.execute(query.format(sql.Identifier("helix", table), long))
+            assert found.fetchone() == (0,), table
 
 
 @pytest.mark.parametrize(
