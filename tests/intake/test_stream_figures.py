@@ -9,7 +9,7 @@ from helixqueue.service import ServiceSettings
 from tests.support.duties import run_duty
 from tests.support.lab import Lab, wait_until
 from tests.support.service import serving
-from tests.support.streams import intake_process
+from tests.support.streams import DelayProxy, intake_process
 
 DELIVERIES = "helix_stream_deliveries_total"
 
@@ -104,6 +104,21 @@ def test_killed_intakes_lose_no_count(stream, tmp_path):
     decided = sum(times for _, _, times in stream.sources())
     assert decided > 15  # each of the killed left five entries to be delivered again
     assert series(stream)[DELIVERIES] == decided
+
+
+def test_failed_acknowledgement_is_counted_before_the_next_report_is_due(stream, tmp_path):
+    """An intake that is killed until then loses no count."""
+    redis = stream.url.removeprefix("unix://")
+    with (
+        DelayProxy(redis, tmp_path / "cut.sock", 0, 0) as link,
+        stream.running(redis=link.url, idle=60, report=600) as intake,
+    ):
+        wait_until(lambda: intake.snapshot is not None)
+        link.cut_at = b"XACK"
+        stream.add("s1")
+        wait_until(stream.is_drained)
+        assert series(stream)["helix_xack_after_commit_failures"] == 1
+    assert series(stream)["helix_xack_after_commit_failures"] == 1
 
 
 def test_stopped_intake_is_no_silent_one(stream):
