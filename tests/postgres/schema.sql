@@ -3562,6 +3562,7 @@ declare
   -- The body of the answer. A fence keeps it for two weeks, and itself for as long as the provider may resend.
   v_answer bytea := convert_to(format('{"decision":%s,"effect":%s}', to_json(p_decision), to_json(v_effect)), 'UTF8');
   v_sealed helix.fence_result;
+  v_marks  integer;
 begin
   v_sealed := helix.seal_fence_v1(
     p_answer.key, p_answer.epoch, p_delivery.nonce, p_answer.number, p_actor, v_effect, 'webhook ' || p_decision,
@@ -3579,7 +3580,13 @@ begin
                   p_delivery.clock <> 'none')) as k (kind, name, version, digest, wanted)
     where k.wanted
     on conflict (key) do update
-    set version = excluded.version, digest = excluded.digest, effect = excluded.effect, at = excluded.at;
+    set version = excluded.version, digest = excluded.digest, effect = excluded.effect, at = excluded.at
+    -- Advisory locks keep concurrent deliveries of an entity apart; this row decides.
+    where excluded.version > m.version or excluded.version = m.version and p_delivery.clock = 'time';
+    get diagnostics v_marks = row_count;
+    if v_marks <> p_delivery.body_once::integer + (p_delivery.clock <> 'none')::integer then
+      raise exception using errcode = 'serialization_failure', message = 'another delivery was faster';
+    end if;
   end if;
   perform helix.count_delivery(p_delivery, p_decision);
   p_answer.decision := p_decision;

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
-from tests.support.service import problem_kind
+from tests.support.service import TLS, problem_kind, serving, settings_for
 from tests.support.webhooks import SCHEMES, SECRETS, signed_headers
 
 
@@ -235,3 +237,66 @@ def test_body_above_a_mebibyte_is_refused_before_it_is_hashed(source_of):
     body = source.event(sample="S-1", filler="x" * 1024 * 1024)
     answer = source.send(body)
     assert (answer.status_code, problem_kind(answer)) == (413, "body-too-large")
+
+
+def test_fuzzed_deliveries_get_no_error_of_the_service(source_of):
+    chance = random.Random(11)
+    sources = [source_of(scheme) for scheme in SCHEMES]
+    pieces = ["t=", "v1=", "v1,", ",", " ", "=", "sha256=", "0" * 64, "9" * 40, "\xff", "{}", "v0="]
+
+    def deliver(seed):
+        own = random.Random(seed)
+        source = own.choice(sources)
+        body = bytearray(source.event(sample="S", deep=[[[]]]))
+        headers = signed_headers(source.scheme, bytes(body))
+        if own.random() < 0.5:
+            body[own.randrange(len(body))] ^= 1 << own.randrange(8)
+        for name in own.sample(sorted(headers), own.randint(0, len(headers))):
+            headers[name] = "".join(own.choices(pieces, k=own.randint(0, 6))).strip()
+        if own.random() < 0.2:  # valid signatures of bodies that are no events
+            body = bytearray(own.choice([b"", b"[1]", b'{"id": 1e999}', b"\xff", b'{"a":1,"a":2}']))
+            headers = signed_headers("stripe", body) if body.isascii() else headers
+        encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+        return source.send(bytes(body), encoded).status_code
+
+    with ThreadPoolExecutor(8) as threads:
+        statuses = set(threads.map(deliver, chance.sample(range(10**9), 2_000)))
+    assert statuses <= {200, 400, 401, 409, 503}, statuses
+
+
+def test_address_without_valid_signatures_is_limited_and_valid_deliveries_are_not(
+    database, source_of
+):
+    source = source_of("stripe")
+    settings = settings_for(database, anonymous_per_second=0.001, anonymous_burst=3)
+    with serving(settings) as url, httpx.Client(base_url=url, verify=TLS, timeout=30) as provider:
+        source.provider = provider
+        for number in range(5):
+            assert source.send(source.event(sample=f"S-{number}")).status_code == 200
+        statuses = [source.send(b"{}", headers={}).status_code for _ in range(4)]
+        assert statuses == [401, 401, 401, 429]
+
+
+def test_erased_batch_leaves_no_copy_of_the_body(database, source_of):
+    source = source_of("stripe")
+    effect = source.send(source.event(sample="S-1", patient="zebra")).json()["effect"]
+    kept = "select count(*) from helix.fence where request::text like %s"
+    assert database.value(kept, "%zebra%") == 1
+    answer = source.admin.post(f"/v1/batches/{effect}/cancel", json={"reason": "x"})
+    answer = source.admin.post(f"/v1/batches/{effect}/erase", json={"reason": "consent"})
+    assert answer.status_code == 200, answer.text
+    assert database.value(kept, "%zebra%") == 0
+
+
+def test_deliveries_are_counted_by_decision(database, source_of):
+    source = source_of("stripe")
+    body = source.event("e", sample="S-1")
+    for content in (body, body, source.event("e", sample="S-2"), source.event(other=1)):
+        source.send(content)
+    rows = database.rows(
+        "select label, sum(value) from helix.metric_change where queue = %s "
+        "and name = 'helix_webhook_deliveries_total' group by 1 order by 1",
+        source.name,
+    )
+    found = {label: int(value) for label, value in rows}
+    assert found == {"conflict": 1, "dead_letter": 1, "duplicate": 1, "new": 1}
