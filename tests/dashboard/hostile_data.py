@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 
 from helixqueue import HelixQueue, Machine
 from tests.support.lab import POOLED, Lab, completion, failure
 from tests.support.letters import write_letters
 from tests.support.service import submit
+from tests.support.webhooks import SECRETS, signed_headers
 
 # Each leaves an element `x-xss` or an attribute `onxss` behind wherever it is not escaped.
 CORPUS = (
@@ -28,6 +30,7 @@ def fill(site, database):
     with Lab(database) as lab, site.client() as http:
         lab.queue()
         _batches(lab, http)
+        _webhooks(lab, http)
         write_letters(lab, *CORPUS)
         with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
             for text in CORPUS:
@@ -61,6 +64,18 @@ def _batches(lab, http):
         elif place % 3 == 1:
             failed = failure(second, failure="Broken", detail=text, permanent=True)
             lab.settle(failed, worker=f"second {text}")
+
+
+def _webhooks(lab, http):
+    mapping = {"events": ["<x-xss>1</x-xss>", "*"], "queue": lab.q, "identity": "/id"}
+    definition = {"scheme": "github", "mappings": [mapping | {"action": "/id"}]}
+    path = "/v1/webhook-sources/hub"
+    http.put(path, json={"definition": definition}).raise_for_status()
+    http.post(f"{path}/rotate", json={"secret": SECRETS["github"]}).raise_for_status()
+    for text in CORPUS:
+        body = json.dumps({"id": text}).encode()
+        headers = signed_headers("github", body, event=text, kind=text)
+        http.post("/v1/webhooks/a/hub", content=body, headers=headers).raise_for_status()
 
 
 def source(text, place):
