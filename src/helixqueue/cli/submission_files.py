@@ -13,15 +13,17 @@ from datetime import datetime
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
+from helixqueue.cli.sheets import SHEETS, InvalidFile, Sheet, mapped, sheet_of
 from helixqueue.errors import InvalidPayload, Refused
 from helixqueue.identity import loads
 from helixqueue.records.submission import Submission
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-Format = Literal["json", "jsonl", "csv"]
-FORMATS: tuple[Format, ...] = ("json", "jsonl", "csv")
+Format = Literal["json", "jsonl", "csv", "illumina", "nf-core", "ont"]
+FORMATS: tuple[Format, ...] = ("json", "jsonl", "csv", "illumina", "nf-core", "ont")
+_ILLUMINA = b"[Header]"
 
 MAX_LINE_BYTES = 2 * 1024 * 1024  # twice the largest payload
 MAX_JSON_BYTES = 64 * 1024 * 1024  # a JSON file is read whole; larger files need JSONL
@@ -43,12 +45,10 @@ class ParsedRow(NamedTuple):
     reason: str = ""
 
 
-class InvalidFile(Refused):
-    """The file as a whole is invalid."""
-
-
 def guess_format(name: str, start: bytes) -> Format:
     """The format by file name, else by the first bytes."""
+    if start.removeprefix(_BOM).startswith(_ILLUMINA):
+        return "illumina"
     for known in FORMATS:
         if name.lower().endswith(f".{known}"):
             return known
@@ -61,12 +61,19 @@ def guess_format(name: str, start: bytes) -> Format:
 
 
 def parse(
-    stream: IO[bytes], file_format: Format, identity: Sequence[str] = ()
+    stream: IO[bytes],
+    file_format: Format,
+    identity: Sequence[str] = (),
+    members: Mapping[str, str] | None = None,
 ) -> Iterator[ParsedRow]:
     """The rows of a file. With `identity`, its columns or members form the identity.
 
-    All other columns or members then form the payload.
+    All other columns or members then form the payload, or the columns that `members` names.
     """
+    if file_format in SHEETS:
+        return _parse_csv(stream, (), sheet_of(file_format))
+    if members:
+        return _parse_csv(stream, (), mapped(identity, members))
     if file_format == "json":
         return _parse_json(stream, identity)
     if file_format == "jsonl":
@@ -205,7 +212,9 @@ def _row_of_columns(line: int, row: dict[str, Any], identity: Sequence[str]) -> 
     return _submission(line, {"identity": name, "payload": row})
 
 
-def _parse_csv(stream: IO[bytes], identity: Sequence[str]) -> Iterator[ParsedRow]:
+def _parse_csv(
+    stream: IO[bytes], identity: Sequence[str], sheet: Sheet | None = None
+) -> Iterator[ParsedRow]:
     csv.field_size_limit(MAX_LINE_BYTES)
     reasons: dict[int, str] = {}
 
@@ -215,7 +224,7 @@ def _parse_csv(stream: IO[bytes], identity: Sequence[str]) -> Iterator[ParsedRow
                 reasons[line.number] = line.reason
             yield line.text
 
-    lines = texts()
+    lines = texts() if sheet is None else sheet.data_of(texts())
     first = next(lines, "")
     delimiter = next((mark for mark in _DELIMITERS if mark in first), ",")
     reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
@@ -236,17 +245,22 @@ def _parse_csv(stream: IO[bytes], identity: Sequence[str]) -> Iterator[ParsedRow
         if reason is None and not any(cell.strip() for cell in row):
             continue
         if header is None:
-            header = _header(row, reason, identity)
+            header = _header(row, reason, identity, sheet)
         elif reason is not None:
             yield ParsedRow(line, None, reason)
         else:
-            yield _row_of_csv(line, header, row, identity)
+            yield _row_of_cells(line, header, row, identity, sheet)
 
 
-def _header(row: list[str], reason: str | None, identity: Sequence[str]) -> list[str]:
+def _header(
+    row: list[str], reason: str | None, identity: Sequence[str], sheet: Sheet | None
+) -> list[str]:
     if reason is not None:
         raise InvalidFile(reason)
     names = [name.strip() for name in row]
+    if sheet is not None:
+        sheet.check_header(names)
+        return names
     if identity:
         return _header_with_identity(names, identity)
     for name in names:
@@ -279,11 +293,19 @@ def _header_with_identity(names: list[str], identity: Sequence[str]) -> list[str
     return names
 
 
-def _row_of_csv(line: int, header: list[str], row: list[str], identity: Sequence[str]) -> ParsedRow:
+def _row_of_cells(
+    line: int, header: list[str], row: list[str], identity: Sequence[str], sheet: Sheet | None
+) -> ParsedRow:
     if len(row) != len(header):
         return ParsedRow(line, None, f"expected {len(header)} columns, got {len(row)}")
+    if sheet is not None:
+        return _row_of_sheet(line, dict(zip(header, row, strict=True)), sheet)
     if identity:
         return _row_of_columns(line, dict(zip(header, row, strict=True)), identity)
+    return _row_of_csv(line, header, row)
+
+
+def _row_of_csv(line: int, header: list[str], row: list[str]) -> ParsedRow:
     values: dict[str, Any] = {}
     members: dict[str, Any] = {}
     for name, cell in zip(header, row, strict=True):
@@ -303,6 +325,13 @@ def _row_of_csv(line: int, header: list[str], row: list[str], identity: Sequence
         )  # other texts are refused later, with the original value
     values.setdefault("payload", members)
     return _submission(line, values)
+
+
+def _row_of_sheet(line: int, row: dict[str, str], sheet: Sheet) -> ParsedRow:
+    try:
+        return _submission(line, sheet.submission({n: cell.strip() for n, cell in row.items()}))
+    except Refused as error:
+        return ParsedRow(line, None, str(error))
 
 
 def _submission(line: int, row: dict[str, Any]) -> ParsedRow:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import connection, options, show, submission_files, times
+from helixqueue.cli import connection, options, show, submission_files, submit_dry_run, times
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.options import argument, option
+from helixqueue.cli.sheets import InvalidFile
 from helixqueue.client.backend import backend_of
 from helixqueue.client.sync import HelixQueue
 from helixqueue.engine import calls
@@ -43,7 +44,22 @@ Source = Annotated[
     str | None, option("--from FILE", "Submit the rows of this file; - is standard input.")
 ]
 Format = Annotated[
-    str | None, option("--format FORMAT", "json, jsonl or csv. [default: by name or content]")
+    str | None,
+    option(
+        "--format FORMAT",
+        "json, jsonl, csv, illumina, nf-core or ont. [default: by name or content]",
+    ),
+]
+Members = Annotated[
+    list[str] | None,
+    option(
+        "--map MEMBER=COLUMN",
+        "Member of the payload from a column, with --identity-column; repeatable. "
+        "[default: all other columns]",
+    ),
+]
+DryRun = Annotated[
+    bool, option("--dry-run", "Show what each row of --from would do; submit nothing.")
 ]
 IdentityColumn = Annotated[
     list[str] | None,
@@ -85,6 +101,8 @@ def _submit(
     source: Source = None,
     file_format: Format = None,
     identity_column: IdentityColumn = None,
+    members: Members = None,
+    dry_run: DryRun = False,
     part: Part = None,
     revision: Revision = None,
     priority: Priority = None,
@@ -101,8 +119,9 @@ def _submit(
 
     A repeated submission creates no second batch and is reported as duplicate. Rows of a file are
     objects with identity, payload, revision, priority, run_at, expires_at, limit_key and requires.
-    In CSV these are columns, and columns named payload.NAME form the payload. An invalid row does
-    not affect the others: it is reported with its line. Exit code 1: some rows were not accepted.
+    In CSV these are columns, and columns named payload.NAME form the payload. Sample sheets of
+    Illumina (v2), nf-core and MinKNOW (ont) need no mapping. An invalid row does not affect the
+    others: it is reported with its line. Exit code 1: some rows were not accepted.
     """
     check_name("queue", queue)
     required = None if create else queue
@@ -120,16 +139,19 @@ def _submit(
             raise typer.BadParameter(
                 f"with --from, the rows contain everything; got {extra[0]} in addition"
             )
+        columns = _mapping(members, identity_column)
         # The file first: no server should start for a file that does not exist.
-        with (
-            _open_source(source) as stream,
-            _open_client(tenant, actor, required) as helix,
-        ):
-            rows = _parse(source, stream, file_format, identity_column)
+        with ExitStack() as stack:
+            stream = stack.enter_context(_open_source(source))
+            rows = _parse(source, stream, file_format, identity_column, columns)
+            if dry_run:
+                submit_dry_run.show_dry_run(queue, rows, tenant, as_json=as_json, create=create)
+            helix = stack.enter_context(_open_client(tenant, actor, required))
             _submit_file(helix, queue, (source, stream, rows), create=create, as_json=as_json)
         return
-    if identity_column:
-        raise typer.BadParameter("--identity-column: expected --from FILE")
+    if identity_column or members or dry_run:
+        flag = "--identity-column" if identity_column else "--map" if members else "--dry-run"
+        raise typer.BadParameter(f"{flag}: expected --from FILE")
     if identity is None:
         raise typer.BadParameter("expected an identity, or --from FILE")
     parts = identity if part is None else (identity, *part)
@@ -139,6 +161,14 @@ def _submit(
             queue, identity=parts, payload=value, create=create, **submit_options
         )
     _print_accepted(accepted, as_json=as_json)
+
+
+def _mapping(members: list[str] | None, identity: list[str] | None) -> dict[str, str]:
+    """Columns by member of the payload."""
+    pairs = [text.partition("=") for text in members or ()]
+    if not all(name and column for name, _, column in pairs) or (pairs and not identity):
+        raise typer.BadParameter("--map: expected MEMBER=COLUMN, with --identity-column NAME")
+    return {name: column for name, _, column in pairs}
 
 
 def _json(name: str, text: str) -> Any:  # noqa: ANN401 - any JSON
@@ -239,7 +269,7 @@ def _submit_file(
             while chunk := list(islice(rows, CHUNK_ROWS)):
                 _send(helix, queue, chunk, counts, create=create)
                 update(stream.tell() if stream.seekable() else counts.rows, counts.rows)
-        except submission_files.InvalidFile as error:
+        except InvalidFile as error:
             counts.add_problem("bad", 1, str(error))
         except (HelixError, KeyboardInterrupt):
             show.progress(
@@ -254,10 +284,16 @@ def _submit_file(
 
 
 def _parse(
-    source: str, stream: io.BufferedReader, file_format: str | None, identity: list[str] | None
+    source: str,
+    stream: io.BufferedReader,
+    file_format: str | None,
+    identity: list[str] | None,
+    members: dict[str, str],
 ) -> Iterator[submission_files.ParsedRow]:
-    start = stream.peek(_PEEK_BYTES)
-    return submission_files.parse(stream, _format(source, file_format, start), identity or ())
+    known = _format(source, file_format, stream.peek(_PEEK_BYTES))
+    if members and known != "csv":
+        raise typer.BadParameter(f"--map: expected CSV, got {known}")
+    return submission_files.parse(stream, known, identity or (), members)
 
 
 def _format(source: str, file_format: str | None, start: bytes) -> submission_files.Format:
@@ -265,7 +301,10 @@ def _format(source: str, file_format: str | None, start: bytes) -> submission_fi
         if file_format == known:
             return known
     if file_format is not None:
-        raise typer.BadParameter(f"--format: expected json, jsonl or csv, got {file_format[:80]!r}")
+        raise typer.BadParameter(
+            "--format: expected json, jsonl or csv, or a sheet of illumina, nf-core or ont, got "
+            f"{file_format[:80]!r}"
+        )
     return submission_files.guess_format(source, start)
 
 
@@ -322,6 +361,8 @@ def _print_counts(counts: SubmitCounts, *, as_json: bool) -> None:
         return
     for problem in counts.problems[:PROBLEMS_PRINTED]:
         show.progress(f"line {problem['line']}: {problem['kind']}: {problem['reason']}")
+        for change in submit_dry_run.changes(problem.get("diff", ())):
+            show.progress(f"  {change}")
     if counts.failed > PROBLEMS_PRINTED:
         show.progress(f"and {counts.failed - PROBLEMS_PRINTED} more")
     styles = ["green", "", "bold red", "bold red", "bold red"]

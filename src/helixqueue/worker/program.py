@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 EX_DATAERR = 65
 READ_BYTES = 65_536
 KEPT_BYTES = 262_144  # of the head, and of each of the two files of the tail
+ENVIRONMENT_BYTES = 65_536  # of the members of a payload; Linux allows 128 KiB per variable
 NAME_BYTES = 100  # of a sample, in the name of its directory
 LINE_CHARS = 200  # of the last line of standard error
 SHOWN_BYTES = 3_000  # of head and tail of each stream, in the detail of a failure
@@ -59,7 +61,7 @@ class Program:
             payload = home / "payload.json"
             payload.write_text(row.payload or "null", encoding="utf-8")
             result = home / "result.json"
-            environment = _environment(attempt, payload, result)
+            environment = _members(row.payload) | _environment(attempt, payload, result)
             environment["HELIX_OUT"] = str(attempt.make_output_directory())
             process = await self._start(environment, home)
             handle.set_process_group(attempt, process.pid)
@@ -118,6 +120,31 @@ def _environment(attempt: Attempt, payload: Path, result: Path) -> dict[str, str
         "HELIX_ATTEMPT": str(row.attempt),
         "HELIX_IDEMPOTENCY_KEY": key_text(row.key),
     }
+
+
+def _members(payload: str | None) -> dict[str, str]:
+    """The members of the payload for shell scripts: `HELIX_PAYLOAD_POD5` has the member `pod5`.
+
+    Texts as they are, else JSON. Only the file has members whose names give the same variable, and
+    what is too long.
+    """
+    document = json.loads(payload or "null")
+    members = document if isinstance(document, dict) else {}
+    names = {member: _variable(member) for member in members}
+    times = Counter(names.values())
+    found: dict[str, str] = {}
+    left = ENVIRONMENT_BYTES
+    for member, value in members.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        size = len(text.encode())
+        if times[names[member]] == 1 and size <= left and "\0" not in text:
+            found[names[member]] = text
+            left -= size
+    return found
+
+
+def _variable(member: str) -> str:
+    return f"HELIX_PAYLOAD_{re.sub('[^A-Z0-9_]', '_', member.upper())}"
 
 
 class CapturedStream:
