@@ -12,8 +12,8 @@ HelixError
     NotInTransaction         `within=` needs an open transaction
     QueueClosed              the queue takes no new work now
     NotFound                 the tenant has no such thing: NoSuchBatch, NoSuchQueue, NoSuchWorker,
-                             NoSuchLetter, NoSuchSeal, NoSuchToken, NoSuchLedger, NoSuchEntity,
-                             NoSuchFeed, NoSuchFence, NoSuchWebhook
+                             NoSuchLetter, NoSuchOutputs, NoSuchSeal, NoSuchToken, NoSuchLedger,
+                             NoSuchEntity, NoSuchFeed, NoSuchFence, NoSuchWebhook
     BadSignature             no valid secret signed the delivery, or its source is unknown
     UnreadableDelivery       a signed delivery that is no event
     NotInDoubt               the fence is not in doubt, or has another version (.state, .version)
@@ -179,6 +179,12 @@ class NoSuchLetter(NotFound):
     """The tenant has no dead letter of that number."""
 
     kind = "no-such-letter"
+
+
+class NoSuchOutputs(NotFound):
+    """The batch has no published files."""
+
+    kind = "no-such-outputs"
 
 
 class NoSuchSeal(NotFound):

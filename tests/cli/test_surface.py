@@ -26,6 +26,7 @@ NOUNS = {
     "worker": {"list", "show"},
     "queue": {"list", "show", "set", "pause", "resume", "delete"},
     "identity": {"refused", "twins"},
+    "output": {"list", "show", "get", "verify", "publish", "root"},
     "fence": {"list", "show", "explain", "rehearse", "resolve"},
     "receipt": {"verify"},
     "key": {"create", "list", "public", "rotate"},

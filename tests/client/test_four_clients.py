@@ -16,6 +16,7 @@ CLIENTS = [HelixQueue, AsyncHelixQueue, HelixClient, AsyncHelixClient]
 PAIRS = [(HelixQueue, AsyncHelixQueue), (HelixClient, AsyncHelixClient)]
 EVERYWHERE = {
     *("submit", "submit_many", "state", "wait", "result", "history", "batches"),
+    *("manifests", "outputs"),
     *("letters", "letter", "redrive", "discard", "refused", "twins", "delete_queue"),
     *("batch", "ledger", "feed", "duties", "findings", "intakes"),
     *("cancel", "retry", "erase", "claim", "start", "renew", "release", "settle", "work", "close"),

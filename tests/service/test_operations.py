@@ -27,6 +27,7 @@ from helixqueue.operations import (
     intakes,
     ledgers,
     letters,
+    outputs,
     overview,
     queues,
     seals,
@@ -45,6 +46,7 @@ from helixqueue.transport.http.derived_calls import request_of
 from helixqueue.webhook import operations as webhooks
 from tests.support.lab import POOLED, Lab
 from tests.support.letters import write_letters
+from tests.support.outputs import publish_output
 from tests.support.service import DOCUMENT, PROBLEM_PREFIX
 
 REASON = {"reason": "the table test"}
@@ -59,6 +61,7 @@ OPERATIONS = {
         queues,
         identities,
         letters,
+        outputs,
         intakes,
         duties,
         checks,
@@ -118,6 +121,8 @@ TABLE = {
     "list_seals": Case("seal", 200),
     "show_seal": Case("seal", 404),
     "list_findings": Case("read", 200),
+    "list_manifests": Case("read", 200),
+    "list_outputs": Case("read", 200),
     "list_letters": Case("read", 200),
     "show_letter": Case("read", 404),
     "redrive_letter": Case("operate", 404, REASON),
@@ -167,7 +172,7 @@ class Subject(NamedTuple):
 
 
 @pytest.fixture
-def subject(site, database, lab, request):
+def subject(site, database, lab, request):  # noqa: C901 - one branch per kind of row
     """A letter, a fence, or a ledger with an event and a feed, where the operation needs one."""
     operation = OPERATIONS[request.getfixturevalue("name")]
     names = {"queue": lab.q, "ledger": lab.q, "feed": lab.q, "name": "nobody", "number": 99}
@@ -190,6 +195,8 @@ def subject(site, database, lab, request):
             [event] = helix.feed(lab.q, ledger=lab.q).read()
         query = {"entity": "drone-7"} if "entity" in operation.parameters else {}
         body = {"ledger": lab.q, "after": event.after, "to": event.position}
+    if operation in {outputs.list_outputs, outputs.list_manifests}:
+        names["batch_id"] = str(publish_output(lab, lab.q))
     if operation is overview.search:
         query = {"text": "S-1"}
     if operation in {overview.list_waiting, overview.prove_batch}:

@@ -23,6 +23,7 @@ from helixqueue.service.openapi.examples import RECORDED
 from tests.support.duties import make_all_due
 from tests.support.lab import POOLED, Lab, time_control
 from tests.support.letters import write_letters
+from tests.support.outputs import publish_output
 from tests.support.recorder import Recorder
 from tests.support.service import Site, serving, settings_for
 from tests.support.webhooks import signed_headers
@@ -72,6 +73,9 @@ def test_committed_examples_are_what_the_service_answers(record, lab):
     record_fences(record, lab)
     record_tokens(record)
     record_service(record, lab)
+    batch = publish_output(lab, "align", "lab")
+    record("list_manifests", batch=str(batch))
+    record("list_outputs", batch_id=str(batch))
     recorded = record.examples()
     if os.environ.get("HELIX_EXAMPLES") == "write":
         text = json.dumps(recorded, indent=1, ensure_ascii=False)

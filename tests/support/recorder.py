@@ -34,6 +34,7 @@ _MEASURED: Final = {
     "wait_p50": 0.8, "wait_p95": 21.0, "run_p50": 200.1, "run_p95": 875.4, "age_seconds": 1.4,
     "lag_seconds": 0.3, "oldest_seconds": 21.4,
     "from_position": "1099511628591", "to_position": "1099511628980",
+    "manifest": "0d6c6f0e-8f0a-4d3b-9f6e-2f1f5d0c7a11",
 }  # fmt: skip
 _UNSTEADY: Final = {"wait_p50", "wait_p95", "run_p50", "run_p95"}  # null without batches
 _DRAWN: Final = 2**40  # numbers of leases are drawn at random, and are larger

@@ -53,6 +53,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "worker": ("helixqueue.cli.worker", "Workers: list, show."),
     "queue": ("helixqueue.cli.queue", "Queues: list, show, set, pause, resume, delete."),
     "identity": ("helixqueue.cli.identity", "Identities: refused, twins."),
+    "output": (
+        "helixqueue.cli.output",
+        "Output files: list, show, get, verify, publish, root.",
+    ),
     "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, rehearse, resolve."),
     "intake": ("helixqueue.cli.intake", "Intakes of Redis Streams: run, status."),
     "webhook": (

@@ -9,6 +9,7 @@ from helixqueue.operations import batch_actions, batch_reads, identities, submit
 from helixqueue.operations import duties as duty_operations
 from helixqueue.operations import intakes as intake_operations
 from helixqueue.operations import letters as letter_operations
+from helixqueue.operations import outputs as output_operations
 from helixqueue.operations import queues as queue_operations
 from helixqueue.operations import seals as seal_operations
 from helixqueue.operations.instructions import Instructions, run_instructions_async
@@ -155,9 +156,14 @@ class AsyncClient(Generic[W]):
         self,
         receipt: Receipt[Any] | UUID,
         timeout: float | None = None,  # noqa: ASYNC109 - as its twin has it
+        *,
+        outputs: bool = False,
     ) -> State:
-        """Wait until the batch is COMPLETED, FAILED or CANCELLED; `InProgress` after `timeout`."""
-        return await self._do(self._operations.wait(receipt, timeout))
+        """Wait until the batch is COMPLETED, FAILED or CANCELLED; `InProgress` after `timeout`.
+
+        With `outputs` also until its output files are published.
+        """
+        return await self._do(self._operations.wait(receipt, timeout, outputs=outputs))
 
     @overload
     async def result(self, receipt: Receipt[R], queue: None = None) -> R: ...
@@ -184,6 +190,8 @@ class AsyncClient(Generic[W]):
     letters = async_rows(letter_operations.list_letters)
     letter = async_method(letter_operations.show_letter)
     redrive = async_method(letter_operations.redrive_letter)
+    manifests = async_rows(output_operations.list_manifests)
+    outputs = async_rows(output_operations.list_outputs)
     seals = async_rows(seal_operations.list_seals)
 
     async def discard(self, letter_numbers: Sequence[int], *, reason: str) -> dict[int, str]:

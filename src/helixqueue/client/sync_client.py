@@ -10,6 +10,7 @@ from helixqueue.operations import batch_actions, batch_reads, identities, submit
 from helixqueue.operations import duties as duty_operations
 from helixqueue.operations import intakes as intake_operations
 from helixqueue.operations import letters as letter_operations
+from helixqueue.operations import outputs as output_operations
 from helixqueue.operations import queues as queue_operations
 from helixqueue.operations import seals as seal_operations
 from helixqueue.operations.instructions import Instructions, run_instructions
@@ -156,9 +157,14 @@ class SyncClient(Generic[W]):
         self,
         receipt: Receipt[Any] | UUID,
         timeout: float | None = None,
+        *,
+        outputs: bool = False,
     ) -> State:
-        """Wait until the batch is COMPLETED, FAILED or CANCELLED; `InProgress` after `timeout`."""
-        return self._do(self._operations.wait(receipt, timeout))
+        """Wait until the batch is COMPLETED, FAILED or CANCELLED; `InProgress` after `timeout`.
+
+        With `outputs` also until its output files are published.
+        """
+        return self._do(self._operations.wait(receipt, timeout, outputs=outputs))
 
     @overload
     def result(self, receipt: Receipt[R], queue: None = None) -> R: ...
@@ -185,6 +191,8 @@ class SyncClient(Generic[W]):
     letters = rows(letter_operations.list_letters)
     letter = method(letter_operations.show_letter)
     redrive = method(letter_operations.redrive_letter)
+    manifests = rows(output_operations.list_manifests)
+    outputs = rows(output_operations.list_outputs)
     seals = rows(seal_operations.list_seals)
 
     def discard(self, letter_numbers: Sequence[int], *, reason: str) -> dict[int, str]:

@@ -24,6 +24,7 @@ from helixqueue.errors import (
 from helixqueue.identity import PROFILES, check_name
 from helixqueue.operations import batch_reads, engine, queues
 from helixqueue.operations.instructions import Execute, Instructions, Sleep, retried, short_pause
+from helixqueue.operations.outputs import are_published
 from helixqueue.operations.prepare import KnownQueue
 from helixqueue.queues import Queue, checked_requires
 from helixqueue.records.batch import failure_text
@@ -191,12 +192,16 @@ class Operations:
         found = yield from batch_reads.show_outcome(self, which, result=False)
         return found.state
 
-    def wait(self, which: Which, timeout: float | None) -> Instructions[State]:
+    def wait(
+        self, which: Which, timeout: float | None, *, outputs: bool = False
+    ) -> Instructions[State]:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         pause = FIRST_LOOK_S
         while True:
             found = yield from batch_reads.show_outcome(self, which, result=False)
-            if found.state in FINISHED:
+            if found.state in FINISHED and (
+                not outputs or (yield from are_published(self, found.batch_id))
+            ):
                 return found.state
             left = deadline - time.monotonic()
             if left <= 0:

@@ -19,7 +19,6 @@ from itertools import chain
 from pathlib import Path
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Any, Literal, Protocol
-from urllib.parse import urlsplit
 
 from helixqueue.errors import HelixError, NotInstalled, Refused, Unavailable
 
@@ -78,12 +77,13 @@ def digest(store: Store, name: str) -> tuple[int, bytes]:
 
 def open_store(uri: str) -> Store:
     """The store of a destination, with credentials from the environment."""
-    parts = urlsplit(uri)
-    if parts.scheme == "file":
-        return LocalStore(Path(uri.removeprefix("file://")))
-    if parts.scheme == "s3":
-        return ObjectStore(_s3(parts.netloc, parts.path.strip("/")))
-    if parts.scheme == "memory":
+    scheme, _, place = uri.partition("://")
+    if scheme == "file":
+        return LocalStore(Path(place))
+    if scheme == "s3":
+        bucket, _, prefix = place.partition("/")
+        return ObjectStore(_s3(bucket, prefix))
+    if scheme == "memory":
         return ObjectStore(_memory(uri))
     raise Refused(f"expected a destination with file://, s3:// or memory://, got {uri[:100]!a}")
 

@@ -25,6 +25,7 @@ from helixqueue.operations import (
     identities,
     intakes,
     letters,
+    outputs,
     overview,
     queues,
     seals,
@@ -64,6 +65,7 @@ ROUTERS = (
     batches.routes, leases.routes, routes_of(batch_actions, "batch actions"),
     routes_of(batch_reads, "batches"), routes_of(overview), routes_of(queues), routes_of(workers),
     changes.routes, routes_of(identities), routes_of(fences, "fences"), routes_of(letters),
+    routes_of(outputs),
     routes_of(intakes), routes_of(duties),
     ledgers.routes, routes_of(ledger_operations), routes_of(feeds), checks.routes,
     routes_of(check_operations), routes_of(seals),
@@ -82,6 +84,7 @@ def create_app(settings: ServiceSettings, pages: Pages | None = None) -> FastAPI
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         if settings.duties:
             service.duties.start()
+            service.publisher.start()
         if service.sealing is not None:
             service.sealing.start()
         if service.stream_watch is not None:

@@ -26,6 +26,7 @@ from helixqueue.service.duties import Duties
 from helixqueue.service.metrics import Metrics
 from helixqueue.service.principal import Principal, Principals
 from helixqueue.service.problems import Problem, no_such_queue
+from helixqueue.service.publisher import OutputPublisher
 from helixqueue.service.rate_limit import AnonymousRateLimit
 from helixqueue.service.sealing import Sealing
 from helixqueue.service.stream_watch import StreamWatch
@@ -96,6 +97,7 @@ class Service:
         self.metrics = Metrics(self.streams, self.waits)
         self.claim_hints = ClaimHints()
         self.duties = Duties(self.sessions)
+        self.publisher = OutputPublisher(self.sessions)
         self.check_jobs = CheckJobs(settings)
         self.sealing = (
             None
@@ -127,6 +129,7 @@ class Service:
                 parts.push_async_callback(self.wakeups.close)
             parts.push_async_callback(self.check_jobs.close)
             parts.push_async_callback(self.duties.stop)
+            parts.push_async_callback(self.publisher.stop)
             if self.sealing is not None:
                 parts.push_async_callback(self.sealing.stop)
             if self.stream_watch is not None:
