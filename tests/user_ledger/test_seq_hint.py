@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import subprocess
+import threading
 import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import redis
@@ -166,6 +170,60 @@ def test_cache_that_does_not_answer_slows_down_only_the_first_appends(hinted, ca
         assert hinted.append(f"slow-{number}", 1, "REQUESTED").is_new
     seconds = time.monotonic() - began
     assert seconds < 3, "60 appends with two time limits each take 6 s"
+
+
+@contextmanager
+def delayed(url, seconds):
+    """The URL of a relay that answers the clients of a cache late."""
+    path = Path(redis.Redis.from_url(url).get_connection_kwargs()["path"])
+    late = path.with_name("late.sock")
+    loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
+
+    async def carry(source, sink, pause):
+        try:
+            while chunk := await source.read(65_536):
+                await asyncio.sleep(pause)
+                sink.write(chunk)
+        finally:
+            sink.close()
+
+    async def relay(client_in, client_out):
+        server_in, server_out = await asyncio.open_unix_connection(path)
+        with suppress(ConnectionError):
+            await asyncio.gather(
+                carry(client_in, server_out, 0), carry(server_in, client_out, seconds)
+            )
+
+    async def serve():
+        async with await asyncio.start_unix_server(relay, late):
+            ready.set()
+            await stop.wait()
+
+    def run():
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    ready.wait()
+    try:
+        yield f"unix://{late}"
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+def test_cache_that_answers_late_does_not_slow_down_every_append(helix, valkey, cache):
+    """Each answer takes 30 ms, within the time limit, and an append asks the cache twice."""
+    with delayed(valkey.url, 0.03) as url:
+        ledger = helix.ledger("late", DISPATCH, hint=url)
+        took = []
+        for number in range(40):
+            began = time.monotonic()
+            assert ledger.append(f"d-{number}", 1, "REQUESTED").is_new
+            took.append(time.monotonic() - began)
+    assert max(took) > 0.03, "the first appends wait for the cache"
+    assert sorted(took)[len(took) // 2] < 0.02
 
 
 def test_cache_whose_answers_are_slow_is_not_used_for_a_while():
