@@ -38,6 +38,9 @@ def test_duties_that_only_a_service_runs_are_named_while_a_worker_claims(fresh_d
         lab.claim()
     (code, message), (doctor_code, finding), warning = say(fresh_database)
     assert (code, doctor_code) == (Exit.NO, Exit.NO)
+    empty = Helixq(fresh_database)("duty", "findings").err
+    assert "no findings" in empty
+    assert "never ran: audit, reconcile;" in empty
     for text in (message, finding["found"], warning):
         assert f"never ran: {OF_A_SERVICE}" in text
         assert not any(name in text for name in OF_CLAIMS)

@@ -15,6 +15,9 @@ from helixqueue.operations import duties
 from helixqueue.records.duty import START_SERVICE, late_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from helixqueue.cli.operation import Runner
     from helixqueue.records.duty import DutyRow, ReconcileFinding
     from helixqueue.records.page import Page
 
@@ -61,7 +64,11 @@ def _list(page: Page[DutyRow]) -> None:
         ["bold red" if _is_late(row) else "" for row in page.rows],
         optional=("by", "failures", "took"),
     )
-    if late := late_text(page.rows):
+    _warn_of(page.rows)
+
+
+def _warn_of(rows: Iterable[DutyRow]) -> None:
+    if late := late_text(list(rows)):
         show.warning(f"no process runs these duties: {late}; {START_SERVICE}")
 
 
@@ -101,7 +108,7 @@ def _set(
     every_tenant=True,
     refused=lambda page: any(row.cleared_at is None for row in page.rows),
 )
-def _findings(page: Page[ReconcileFinding]) -> None:
+def _findings(page: Page[ReconcileFinding], *, ask: Runner) -> None:
     show.table(
         ("kind", "tenant", "queue", "batch", "found", "cleared", "detail"),
         [
@@ -113,3 +120,4 @@ def _findings(page: Page[ReconcileFinding]) -> None:
         empty="no findings",
         optional=("cleared", "tenant", "found"),
     )  # fmt: skip
+    _warn_of(row for row in ask(duties.list_duties).rows if row.duty in {"reconcile", "audit"})
