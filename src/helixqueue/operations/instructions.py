@@ -111,7 +111,8 @@ def run_instructions(instructions: Generator[S, Any, T], perform: Callable[[S], 
         except StopIteration as done:
             result: T = done.value
             return result
-        answer = failure = None
+        finally:
+            answer = failure = None  # an error that leaves refers to this frame
         try:
             answer = perform(instruction)
         except HelixError as error:
@@ -132,7 +133,8 @@ async def run_instructions_async(
         except StopIteration as done:
             result: T = done.value
             return result
-        answer = failure = None
+        finally:
+            answer = failure = None  # an error that leaves refers to this frame
         try:
             answer = await perform(instruction)
         except HelixError as error:

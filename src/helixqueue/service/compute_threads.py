@@ -43,8 +43,13 @@ class ComputeThreads:
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._executor, partial(function, *arguments))
         future.add_done_callback(partial(self._release, tenant))
-        # A thread cannot be cancelled: it keeps its permit to the end.
-        return await asyncio.shield(future)
+        try:
+            # A thread cannot be cancelled: it keeps its permit to the end.
+            return await asyncio.shield(future)
+        finally:
+            # An error refers to this frame. If the frame referred to the error, a refused body
+            # would stay until a garbage collection.
+            del future, arguments
 
     async def run_if_large(
         self,
@@ -73,11 +78,13 @@ class ComputeThreads:
         answer: Any = None
         failure: HelixError | None = None
         while True:
-            is_done, value = await self.run(tenant, _advance, instructions, answer, failure)
+            try:
+                is_done, value = await self.run(tenant, _advance, instructions, answer, failure)
+            finally:
+                answer = failure = None
             if is_done:
                 result: T = value
                 return result
-            answer = failure = None
             try:
                 answer = await perform(value)
             except HelixError as error:
@@ -95,3 +102,5 @@ def _advance(
         return False, instructions.send(answer) if failure is None else instructions.throw(failure)
     except StopIteration as done:
         return True, done.value
+    finally:
+        del failure

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from typing import TYPE_CHECKING, Final
 
 from fastapi.exceptions import RequestValidationError
@@ -38,24 +37,12 @@ async def error_response(scope: Scope, error: Exception) -> Response:
     request_log: RequestLog = scope[SCOPE_KEY]
     service: Service = scope["app"].state.service
     problem = _problem(scope, error, request_log)
-    _clear_frames(error)
     request_log.add(problem=problem.kind)
     service.metrics.count_problem(problem.kind)
     pages: Pages | None = scope.get(PAGE_KEY)
     if pages is not None:
         return await pages.error(scope, problem, request_log.request_id)
     return problem.response(request_log.request_id)
-
-
-def _clear_frames(error: BaseException) -> None:
-    """Free the variables of the frames that raised: a refused body would stay until a collection.
-
-    Some of them, such as the future of a thread, refer to the error, and so to all frames again.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        traceback.clear_frames(cause.__traceback__)
-        cause = cause.__context__
 
 
 def _problem(scope: Scope, error: Exception, request_log: RequestLog) -> Problem:
