@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import secrets
 import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from operator import ge, le, lt
 from pathlib import Path
@@ -18,14 +19,16 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
+from starlette.requests import HTTPConnection
 
 from benchmarks.arena import Arena, arena
 from benchmarks.rounds import load_average
 from helixqueue import AsyncHelixQueue, HelixQueue
-from helixqueue.fence.http import IdempotencyMiddleware
+from helixqueue.fence.http import IdempotencyMiddleware, helix_effect, helix_session
+from helixqueue.fence.policy import Policy, Route
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 
     from helixqueue.postgres.call import Call
 
@@ -50,8 +53,9 @@ class Figures:
     request_again: float
     concurrent_first: float  # the same with 16 at a time
     concurrent_again: float
-    commits: float  # of a first keyed request that write
+    commits: dict[str, float]  # that the middleware adds to a first keyed request, per effect
     beside_ms: float  # what a first keyed request takes beside its two calls to the database
+    beside_session: float  # the same with `helix_session`, beside what the endpoint takes
     load: float
 
 
@@ -60,6 +64,58 @@ async def _app(_: object, receive: Callable[[], Awaitable[Message]], send: Any) 
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": 201, "headers": headers})
     await send({"type": "http.response.body", "body": b'{"refund":1}'})
+
+
+async def _marked(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
+    async with helix_effect(scope):
+        pass
+    await _app(scope, receive, send)
+
+
+class _Timed(psycopg.AsyncConnection[Any]):
+    """Sums the time for which it waits for the server."""
+
+    waited = 0.0
+
+    async def wait(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        began = time.perf_counter()
+        try:
+            return await super().wait(*arguments, **options)
+        finally:
+            _Timed.waited += time.perf_counter() - began
+
+
+@asynccontextmanager
+async def _session_apps(dsn: str) -> AsyncIterator[tuple[Any, Any, Any]]:
+    """Two applications that write a row per request, and the source of their transactions.
+
+    The first opens its transaction itself, the second has that of the middleware.
+    """
+    insert = "insert into public.refund values (pg_current_xact_id()::text::bigint)"
+    async with await _Timed.connect(dsn) as connection:
+        await connection.execute("create table if not exists public.refund (transaction bigint)")
+        await connection.commit()
+
+        @asynccontextmanager
+        async def lend() -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+            async with connection.transaction():
+                yield connection
+
+        async def alone(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
+            async with lend() as own:
+                await own.execute(insert)
+            await _app(scope, receive, send)
+
+        async def guarded(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
+            await (await helix_session(HTTPConnection(scope))).execute(insert)
+            await _app(scope, receive, send)
+
+        yield alone, guarded, lend
+
+
+def _policy(effect: str) -> Policy:
+    path = "/orders/{order}/refunds"
+    return Policy(routes=(Route(path=path, effect=effect, wait_ms=0),))  # type: ignore[arg-type]
 
 
 async def _request(app: Any, key: str) -> None:  # noqa: ANN401 - an ASGI application
@@ -155,23 +211,70 @@ async def _beside(dsn: str, count: int) -> float:
         return (whole - waited) / count * 1000
 
 
-def _commits(arena: Arena, database: str, count: int) -> float:
-    """Write transactions of a first keyed request, counted by transaction ids."""
+async def _beside_session(dsn: str, count: int) -> float:
+    """Milliseconds added to a request with a transaction of its own, beside waits for calls."""
+    async with (
+        AsyncHelixQueue(dsn, tenant=TENANT, connections=1) as helix,
+        _session_apps(dsn) as (alone, guarded, source),
+    ):
+        options = {"policy": _policy("session"), "sessions": source}
+        app = IdempotencyMiddleware(guarded, helix=helix, **options)  # type: ignore[arg-type]
+        prefix = secrets.token_hex(12)
+        seconds, waited = {alone: 0.0, app: 0.0}, {alone: 0.0, app: 0.0}
+        for turn in range(10):
+            for each in (alone, app):
+                before = _Timed.waited
+                rate = await _rate_async(
+                    count // 10, 1, lambda n, e=each, t=turn: _request(e, f"{prefix}-{t}-{n}")
+                )
+                if turn:  # the first one plans
+                    seconds[each] += 1000 / rate / 9
+                    waited[each] += (_Timed.waited - before) * 1000 / (count // 10) / 9
+        return seconds[app] - waited[app] - seconds[alone] + waited[alone]
+
+
+def _commits(arena: Arena, database: str, count: int) -> dict[str, float]:
+    """Write transactions of a first keyed request per effect, counted by transaction ids."""
 
     def number() -> int:
         with arena.admin(database) as connection:
             row = connection.execute("select pg_current_xact_id()::text::bigint").fetchone()
             return row[0] if row else 0
 
-    async def act() -> float:
-        async with AsyncHelixQueue(arena.dsn(database), tenant=TENANT, connections=1) as helix:
-            app = IdempotencyMiddleware(_app, helix=helix)
-            prefix = secrets.token_hex(12)
-            await _request(app, f"{prefix}-warm")
-            before = number()
-            for key in range(count):
-                await _request(app, f"{prefix}-{key}")
-            return (number() - before - 1) / count
+    def apart() -> int:
+        """Transactions of the middleware that are not the endpoint's; a savepoint is none."""
+        with arena.admin(database) as connection:
+            row = connection.execute(
+                "select count(distinct e.position) from helix.fence_event e"
+                " where e.position & ((1::bigint << 40) - 1)"
+                " not in (select transaction from public.refund)"
+            ).fetchone()
+            return row[0] if row else 0
+
+    async def counted(app: Any, number: Callable[[], int], own: int) -> float:  # noqa: ANN401
+        prefix = secrets.token_hex(12)
+        await _request(app, f"{prefix}-warm")
+        before = number()
+        for key in range(count):
+            await _request(app, f"{prefix}-{key}")
+        return (number() - before - own) / count
+
+    async def act() -> dict[str, float]:
+        dsn = arena.dsn(database)
+        async with (
+            AsyncHelixQueue(dsn, tenant=TENANT, connections=1) as helix,
+            _session_apps(dsn) as (_, guarded, source),
+        ):
+            once = IdempotencyMiddleware(_app, helix=helix)
+            marked = IdempotencyMiddleware(_marked, helix=helix, policy=_policy("marked"))
+            session = IdempotencyMiddleware(
+                guarded, helix=helix, policy=_policy("session"), sessions=source
+            )
+            return {
+                "once": await counted(once, number, 1),
+                "marked": await counted(marked, number, 1),
+                "session": await counted(session, apart, 0),
+            }
 
     return asyncio.run(act())
 
@@ -189,15 +292,28 @@ def _round(arena: Arena, size: int) -> Figures:
         return Figures(
             raw, function_first, function_again, request_first, request_again, concurrent_first,
             concurrent_again, _commits(arena, database, 200), beside,
-            load_average(),
+            asyncio.run(_beside_session(dsn, size)), load_average(),
         )  # fmt: skip
 
 
 _HOLDS = {"<": lt, "<=": le, ">=": ge}
 # What is measured, how it is taken from a round and written, and the bar for its median, if any.
 _ROWS: tuple[tuple[str, Callable[[Figures], float], str, tuple[str, float] | None], ...] = (
-    ("commits of a first keyed request", lambda r: r.commits, "{:.2f}", ("<=", 2)),
+    ("commits of a first keyed request", lambda r: r.commits["once"], "{:.2f}", ("<=", 2)),
+    ("the same, with `helix_effect`", lambda r: r.commits["marked"], "{:.2f}", ("<=", 3)),
+    (
+        "the same, with `helix_session`, beside the endpoint's own",
+        lambda r: r.commits["session"],
+        "{:.2f}",
+        ("<=", 0),
+    ),
     ("beside its two calls", lambda r: r.beside_ms, "{:.2f} ms", ("<", 1)),
+    (
+        "beside its calls, with `helix_session`",
+        lambda r: r.beside_session,
+        "{:.2f} ms",
+        ("<", 1),
+    ),
     (
         "sealed repeat vs. first request, 1 client",
         lambda r: r.request_again / r.request_first,
@@ -251,7 +367,7 @@ def _told(rounds: list[Figures]) -> str:
         rates = (r.raw, r.function_first, r.function_again, r.request_first, r.request_again,
                  r.concurrent_first, r.concurrent_again)  # fmt: skip
         cells = [f"{rate:,.0f}" for rate in rates]
-        cells += [f"{r.beside_ms:.2f}", f"{r.commits:.2f}", f"{r.load:.1f}"]
+        cells += [f"{r.beside_ms:.2f}", f"{r.commits['once']:.2f}", f"{r.load:.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

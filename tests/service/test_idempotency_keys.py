@@ -118,15 +118,28 @@ def test_revoked_token_is_refused_with_a_key_too(site, http, lab):
             assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
 
 
-def test_key_of_an_operation_that_the_policy_leaves_out_is_ignored(database, lab):
-    policy = Policy(routes=(Route(path="/v1/queues/{queue}/batches", required=False),))
+@pytest.mark.parametrize("unlisted", ["refuse", "pass"])
+def test_keyed_request_to_an_operation_that_the_policy_leaves_out_is_never_silent(
+    database, lab, caplog, unlisted
+):
+    """Its key would protect nothing: refused by default, or passed by setting; always counted."""
+    route = Route(path="/v1/queues/{queue}/batches", required=False)
+    policy = Policy(routes=(route,), unlisted=unlisted)
     headers = {"Idempotency-Key": f"left-out-{lab.q}-0000000"}
+    decision, status = {
+        "refuse": ("key-not-accepted", 400), "pass": ("unlisted", 200),
+    }[unlisted]  # fmt: skip
     with (
         serving(settings_for(database, policy=policy)) as url,
         Site(database, url).client() as http,
     ):
-        for path in (f"/v1/queues/{lab.q}/pause", f"/v1/queues/{lab.q}/resume"):
-            response = http.post(path, json={"reason": "a test"}, headers=headers)
-            assert response.status_code == 200, response.text
-            assert "idempotency-receipt" not in response.headers
-        assert http.get(f"/v1/queues/{lab.q}").json()["paused"] is False
+        path = f"/v1/queues/{lab.q}/pause"
+        response = http.post(path, json={"reason": "a test"}, headers=headers)
+        assert response.status_code == status, response.text
+        assert "idempotency-receipt" not in response.headers
+        paused = http.get(f"/v1/queues/{lab.q}").json()["paused"]
+        assert paused is (unlisted == "pass")
+        assert f'decision="{decision}"' in http.get("/metrics").text
+        assert f'"{decision}"' in caplog.text or decision in caplog.text
+        # Without a key, nothing is asked of the policy.
+        assert http.post(path, json={"reason": "a test"}).status_code == 200

@@ -48,7 +48,7 @@ from helixqueue.fence.http.asgi import (
     header_values,
 )
 from helixqueue.fence.http.execute import FencedApp
-from helixqueue.fence.http.middleware import execute_once
+from helixqueue.fence.http.middleware import execute_once, is_refused_unlisted
 from helixqueue.log.lines import masked
 from helixqueue.log.requests import SCOPE_KEY, RequestLog
 from helixqueue.service.address import check_host
@@ -301,10 +301,15 @@ class OperationRoute(APIRoute):
         """Run the operation; inside a fence, if the request has an idempotency key."""
         service: Service = scope["app"].state.service
         route = service.policy_routes.get(self.operation)
-        if route is None or not (
-            route.required or header_values(scope["headers"], service.policy.header)
-        ):
-            await self.run(scope, receive, send)
+        has_key = bool(header_values(scope["headers"], service.policy.header))
+        if route is None or not (route.required or has_key):
+            # The policy may leave an operation out; a key would protect nothing there.
+            is_unlisted = has_key and self.fenced and route is None
+            counters = principal.fences.counters
+            if not is_unlisted or not await is_refused_unlisted(
+                service.policy, counters, scope, send
+            ):
+                await self.run(scope, receive, send)
             return
         # Every effect of the service is in its database: it commits with its fence.
         transaction = principal.transaction()

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from helixqueue.fence.fence_async import AsyncFences
     from helixqueue.fence.hint import SealedCache
+    from helixqueue.fence.metrics import Counters
     from helixqueue.fence.policy import Route
 
 log = logging.getLogger("helixqueue.fence.http")
@@ -113,7 +114,8 @@ class IdempotencyMiddleware:
         route = policy.route(scope["method"], path)
         has_key = bool(header_values(scope["headers"], policy.header))
         if route is None and has_key and scope["method"] not in _SAFE_METHODS:
-            await self._unlisted(scope, receive, send)
+            if not await is_refused_unlisted(policy, fenced.fences.counters, scope, send):
+                await self._unfenced(None, scope, receive, send)
         elif route is None or not (has_key or route.required):
             await self._unfenced(route, scope, receive, send)
         else:
@@ -136,21 +138,23 @@ class IdempotencyMiddleware:
         else:
             await self.fenced.app({**scope, SCOPE_KEY: None}, receive, send)
 
-    async def _unlisted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A request whose client relies on a key that protects nothing here."""
-        refused = self.policy.unlisted == "refuse"
-        decision = "key-not-accepted" if refused else "unlisted"
-        self.fenced.fences.counters.count_decision("http", UNLISTED, decision)
-        method, path = scope["method"], path_seen(scope)
-        event(
-            log, logging.WARNING, "fence", fence=UNLISTED, decision=decision, method=method,
-            path=path,
-        )  # fmt: skip
-        if refused:
-            detail = "this operation is not fenced, so the key would not prevent a second effect"
-            await respond(send, *FenceProblem(decision, detail).response())
-        else:
-            await self._unfenced(None, scope, receive, send)
+
+async def is_refused_unlisted(policy: Policy, counters: Counters, scope: Scope, send: Send) -> bool:
+    """Count and log a request whose client relies on a key that protects nothing here.
+
+    Responds, and returns True, unless the policy lets such requests pass.
+    """
+    refused = policy.unlisted == "refuse"
+    decision = "key-not-accepted" if refused else "unlisted"
+    counters.count_decision("http", UNLISTED, decision)
+    event(
+        log, logging.WARNING, "fence", fence=UNLISTED, decision=decision, method=scope["method"],
+        path=path_seen(scope),
+    )  # fmt: skip
+    if refused:
+        detail = "this operation is not fenced, so the key would not prevent a second effect"
+        await respond(send, *FenceProblem(decision, detail).response())
+    return refused
 
 
 async def execute_once(
