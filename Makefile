@@ -111,11 +111,12 @@ bench: $(READY) ## Run the benchmarks and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.ledgers --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.reads --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.observe --write docs/benchmarks.md
+	$(BIN)/python -m benchmarks.outputs --write docs/benchmarks.md
 
 proof: $(READY) ## Run the long tests: races, models, fuzzing and load at full size
 	HELIX_PROOF=1 $(BIN)/pytest tests/race tests/crash tests/identity tests/engine/test_model.py tests/fence/test_fence_model.py \
 	  tests/worker/test_liveness.py tests/transport/test_many_clients.py tests/service/test_replicas.py tests/service/test_fuzz.py \
-	  tests/intake tests/cli/test_identities.py
+	  tests/intake tests/outputs tests/cli/test_identities.py
 
 screenshots: $(READY) ## Write a picture of each page of the dashboard (LINK=... of a fresh `make run`) to ./screenshots
 	$(BIN)/python -m tests.support.screenshots "$(LINK)" screenshots

@@ -75,6 +75,14 @@ CASES = {
         {'helix_dead_letters{tenant="lab", source="samples", reason="json"}': "0 3x60"}, "30m",
         '{tenant="lab", source="samples"}', 3,
         {'helix_dead_letters{tenant="lab", source="samples", reason="json"}': "0x60"}),
+    "HelixOutputsBlocked": (
+        {'helix_manifests{tenant="lab", queue="basecall", state="blocked"}': "0 2x60"}, "30m",
+        QUEUE, 2,
+        {'helix_manifests{tenant="lab", queue="basecall", state="granted"}': "2x60"}),
+    "HelixOutputsUnpublished": (
+        {'helix_manifests{tenant="lab", queue="basecall", state="granted"}': "0 2x60"}, "50m",
+        QUEUE, 2,
+        {'helix_manifests{tenant="lab", queue="basecall", state="granted"}': "2x10 0x50"}),
     "HelixDutyBehind": (
         {'helix_duty_lag_seconds{duty="reap"}': "600x30"}, "10m", '{duty="reap"}', 600,
         {'helix_duty_lag_seconds{duty="reap"}': "2x30"}),

@@ -27,6 +27,16 @@ def write(lease: Lease):
 
 
 queue.handler(write)
+in_process = Queue("in-process", run_in="process")
+
+
+@in_process.handler
+def write_in_process(lease: Lease):
+    lease.output("a/b.txt").write_text(f"{lease.payload['way']} {os.getpid()}")
+    if lease.payload["way"] == "transaction":
+        with lease.transaction() as tx:
+            tx.complete({"process": os.getpid()})
+    return {"process": os.getpid()}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from helixqueue import Queue
 from helixqueue.outputs.stores import LocalStore, NameOccupied, ObjectStore
 from helixqueue.worker.handlers import QueueHandler
 from helixqueue.worker.program import Program
+from tests.outputs import app
 from tests.outputs.conftest import (
     demand_complete,
     due_now,
@@ -124,6 +125,33 @@ def test_program_writes_outputs_to_its_directory(helix, database, directory, nam
 
     run_worker.work(helix, {name: QueueHandler(name, None, program.run)}, {"until_idle": True})
     assert demand_complete(database, directory, receipt.batch_id) == {"d/f": b"x"}
+
+
+@pytest.mark.parametrize("way", ["return", "transaction"])
+def test_handler_process_publishes_through_its_worker(helix, database, directory, way):
+    helix.submit(app.in_process, identity=f"declares {way}", payload={"way": "return"})
+    directory.use(database, app.in_process.name)
+    receipt = helix.submit(app.in_process, identity=way, payload={"way": way}).receipt
+    helix.work(app.in_process, until_idle=True)
+    process = helix.result(receipt)["process"]
+    assert process != os.getpid()
+    contents = demand_complete(database, directory, receipt.batch_id)
+    assert contents == {"a/b.txt": f"{way} {process}".encode()}
+
+
+def test_async_handler_publishes_what_its_transaction_staged(helix, database, directory, name):
+    queue = Queue(name)
+
+    @queue.handler
+    async def write(lease):
+        lease.output("a").write_text("x")
+        async with lease.transaction() as tx:
+            tx.complete({"done": True})
+
+    directory.use(database, name)
+    receipt = helix.submit(queue, identity="s", payload={}).receipt
+    helix.work(queue, until_idle=True)
+    assert demand_complete(database, directory, receipt.batch_id) == {"a": b"x"}
 
 
 @pytest.mark.parametrize("way", ["transaction", "within"])

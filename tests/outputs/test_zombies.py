@@ -166,6 +166,22 @@ def test_worker_killed_at_any_step_leaves_the_files_of_one_attempt(
     judged(database, destination, victims)
 
 
+def test_out_of_memory_kill_in_mid_upload_leaves_nothing_visible(
+    helix, database, destination, tmp_path_factory
+):
+    """The kernel sends SIGKILL; no other worker comes."""
+    directory = tmp_path_factory.mktemp("o")
+    victim = Victim(helix, database, destination, directory, "outputs.stage", "kill")
+    try:
+        wait_until(lambda: victim.fired, seconds=SLACK)
+        victim.process.wait()
+        assert staged(destination) != set()
+        assert published(destination) == set()
+        assert list(helix.manifests(batch=victim.receipts[0], state="open"))
+    finally:
+        victim.close()
+
+
 @pytest.mark.parametrize("victims", ["stop"], indirect=True)
 def test_worker_frozen_at_any_step_changes_nothing_when_it_wakes(
     helix, database, destination, shift, victims

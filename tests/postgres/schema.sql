@@ -2782,6 +2782,25 @@ $$;
 
 ALTER FUNCTION helix.count_letters() OWNER TO helix_engine;
 
+-- Name: count_manifests(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_manifests() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+begin
+  insert into helix.metric_change (tenant, name, queue, label, value)
+  select c.tenant, 'helix_manifests', c.queue, c.state, sum(c.value)
+  from (select n.tenant, n.queue, n.state, 1 as value from arrived n
+        union all
+        select g.tenant, g.queue, g.state, -1 from gone g) c
+  where c.state in ('granted', 'blocked')
+  group by c.tenant, c.queue, c.state having sum(c.value) <> 0;
+  return null;
+end
+$$;
+
+ALTER FUNCTION helix.count_manifests() OWNER TO helix_engine;
+
 -- Name: count_refusals(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.count_refusals() RETURNS trigger
@@ -16285,6 +16304,12 @@ CREATE TRIGGER count_changed_letters AFTER UPDATE ON helix.dead_letter REFERENCI
 
 ALTER TABLE helix.dead_letter ENABLE ALWAYS TRIGGER count_changed_letters;
 
+-- Name: manifest count_changed_manifests; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER count_changed_manifests AFTER UPDATE ON helix.manifest REFERENCING OLD TABLE AS gone NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.count_manifests();
+
+ALTER TABLE helix.manifest ENABLE ALWAYS TRIGGER count_changed_manifests;
+
 -- Name: decision count_decisions; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER count_decisions AFTER INSERT ON helix.decision REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.count_decisions();
@@ -17375,6 +17400,10 @@ REVOKE ALL ON FUNCTION helix.count_leases(p_queue integer[], p_key text[], p_cha
 -- Name: FUNCTION count_letters(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.count_letters() FROM PUBLIC;
+
+-- Name: FUNCTION count_manifests(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_manifests() FROM PUBLIC;
 
 -- Name: FUNCTION count_refusals(); Type: ACL; Schema: helix; Owner: helix_engine
 

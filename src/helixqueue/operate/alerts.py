@@ -134,6 +134,20 @@ ALERTS: Final = (
         "dead-letters",
     ),
     Alert(
+        "HelixOutputsBlocked",
+        'max by (tenant, queue) (helix_manifests{state="blocked"}) > 0',
+        "5m", "page",
+        "Output files of VALUE batches of {{ $labels.queue }} cannot get their names.",
+        "outputs",
+    ),
+    Alert(
+        "HelixOutputsUnpublished",
+        'max by (tenant, queue) (helix_manifests{state="granted"}) > 0',
+        "30m", "warn",
+        "Output files of VALUE batches of {{ $labels.queue }} are not published.",
+        "outputs",
+    ),
+    Alert(
         "HelixDutyBehind",
         "max by (duty) (helix_duty_lag_seconds) > 300",
         "5m", "page",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 STAGING = ".helix"
 BLOCK_BYTES = 1024 * 1024
+COPY_BUFFER_BYTES = 256 * 1024  # stays in the cache of a core between reading, writing and hashing
 PART_BYTES = 8 * 1024 * 1024  # of an upload; two are in memory at a time
 PARTS_MAX = 9_000  # S3 allows 10,000
 # Smaller objects are read and written with one conditional request each; a server-side copy takes
@@ -121,7 +122,9 @@ class LocalStore:
         self._make_directory(target.parent)
         size, hashed = 0, hashlib.sha256()
         with _open_regular(source) as file, target.open("xb", buffering=0) as copy:
-            while block := file.read(BLOCK_BYTES):
+            buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
+            while count := file.readinto(buffer):
+                block = buffer[:count]
                 size += copy.write(block)
                 hashed.update(block)
             os.fsync(copy.fileno())

@@ -209,3 +209,21 @@ create trigger count_deleted_letters after delete on helix.dead_letter
   referencing old table as gone for each statement execute function helix.count_letters();
 alter table helix.dead_letter enable always trigger count_new_letters,
   enable always trigger count_changed_letters, enable always trigger count_deleted_letters;
+
+-- Manifests that are granted or blocked, counted as they change.
+create function helix.count_manifests() returns trigger
+language plpgsql as $$
+begin
+  insert into helix.metric_change (tenant, name, queue, label, value)
+  select c.tenant, 'helix_manifests', c.queue, c.state, sum(c.value)
+  from (select n.tenant, n.queue, n.state, 1 as value from arrived n
+        union all
+        select g.tenant, g.queue, g.state, -1 from gone g) c
+  where c.state in ('granted', 'blocked')
+  group by c.tenant, c.queue, c.state having sum(c.value) <> 0;
+  return null;
+end
+$$;
+create trigger count_changed_manifests after update on helix.manifest
+  referencing old table as gone new table as arrived for each statement execute function helix.count_manifests();
+alter table helix.manifest enable always trigger count_changed_manifests;
