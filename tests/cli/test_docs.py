@@ -38,7 +38,7 @@ NOISE = [
 
 # Pipes, files and the like; whatever has none runs in this process, which starts no other. Workers
 # have signals and logs of their own.
-FOR_A_SHELL = re.compile(r"[|>\\]|\$\(|^cat |^head |^helixq (work|batch export) ")
+FOR_A_SHELL = re.compile(r"[|>\\]|\$\(|^cat |^head |^helixq (work|batch export|webhook) ")
 
 
 def masked(text):
