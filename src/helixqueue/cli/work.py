@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -160,9 +161,14 @@ def _program_arguments(program: str) -> list[str]:
     """Split --exec and check the program: else every batch would fail for a wrong path."""
     arguments = shlex.split(program)
     if shutil.which(arguments[0]) is None:
+        file = Path(arguments[0])
+        remedy = ""
+        if file.is_file():
+            is_executable = os.access(file, os.X_OK)
+            remedy = f"; write ./{file}" if is_executable else f"; run `chmod +x {file}`"
         raise typer.BadParameter(
             f"--exec: expected an executable program, got {arguments[0]!a}, which is not a file "
-            "that this user can run and not in the PATH"
+            f"that this user can run and not in the PATH{remedy}"
         )
     return arguments
 
