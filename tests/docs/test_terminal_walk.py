@@ -13,8 +13,8 @@ import pytest
 from rich.cells import cell_len
 
 from helixqueue.embedded import Postgres
-from tests.docs.test_existing_database import LOGINS, Shop, blocks
 from tests.support.cli import HELIXQ
+from tests.support.shop import LOGINS, Shop, blocks
 from tests.support.terminal import COLUMNS, Terminal
 
 SHEET = "tube,flow_cell,pod5\nS-1,FC1,a.pod5\nSämple-2,FC1,b.pod5\nS 3,FC2,c.pod5\n"
