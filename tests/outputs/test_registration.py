@@ -370,7 +370,7 @@ def test_erase_removes_staging_then_objects_then_rows(helix, database, destinati
     [manifest] = manifests(database, ids=[receipt.batch_id])
     destination.write(f".helix/{manifest.manifest}/0000000", b"left")
     with_operator(database, calls.erase(ids=[receipt.batch_id], reason="r", actor="ann"))
-    publish(database)
+    publish(database, [manifest.manifest])
     assert destination.names() == set()
     [manifest] = manifests(database, ids=[receipt.batch_id])
     assert (manifest.state, manifest.folder) == ("removed", "")
@@ -388,7 +388,7 @@ def test_retention_keeps_or_removes_files_as_the_queue_says(
     with_operator(
         database, calls.retire(tenant="a", queue=name, state=State.COMPLETED, before="infinity")
     )
-    publish(database)
+    publish(database, [row.manifest for row in manifests(database, ids=[receipt.batch_id])])
     assert bool(directory.names()) == (after == "keep")
     [manifest] = manifests(database, ids=[receipt.batch_id])
     assert manifest.state == ("sealed" if after == "keep" else "removed")

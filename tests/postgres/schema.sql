@@ -13640,12 +13640,19 @@ declare
 begin
   perform helix.enter_outputs(p_every_tenant);
   if p_manifest is null then
+    -- Attempts in progress are looked at as well; a thousand of them must not hide the tasks behind them.
     v_held := array(select m.id from helix.manifest m where m.due_at <= v_now
-                    order by m.due_at limit p_limit for update skip locked);
+                    order by m.due_at limit 1000 for update skip locked);
   else
     v_held := array(select m.id from helix.manifest m where m.id = any (p_manifest) for update);
   end if;
   perform helix.decide_outputs(v_held);
+  if p_manifest is null then
+    update helix.manifest m set due_at = v_now + interval '5 s'
+    where m.id = any (v_held) and m.state in ('open', 'registered');
+    v_held := array(select m.id from helix.manifest m
+                    where m.id = any (v_held) and m.due_at <= v_now order by m.due_at limit p_limit);
+  end if;
   update helix.manifest m
   set state = case when m.state = 'blocked' and m.files is not null then 'granted' else m.state end,
       due_at = case when m.state in ('open', 'registered') then v_now + interval '5 s'
