@@ -13,7 +13,7 @@ OPENS = re.compile(
     r"|limited_transaction(?:_async)?\(database\)|in_caller_transaction=True|def run_within\b"
 )
 # It opens the transactions of others; test helpers and words of other meaning.
-HELPERS = {"postgres/transaction_bounds.py", "service/routes/changes.py"}
+HELPERS = {"postgres/transaction_bounds.py", "service/routes/changes.py", "engine/webhooks.py"}
 
 
 class LongTransaction(NamedTuple):
@@ -36,6 +36,10 @@ LONG_TRANSACTIONS = (
     LongTransaction(
         "keyed request in the endpoint's session", "fence/http/session_transaction.py",
         "`ttl.transaction_seconds` of the policy, silent and in total",
+    ),
+    LongTransaction("`submit --dry-run`", "cli/submit_dry_run.py", "10 s silent, rolled back"),
+    LongTransaction(
+        "delivery to a mounted webhook", "webhook/receiver.py", "10 s silent"
     ),
     LongTransaction("page of a feed", "ledger/feed.py", "`effect_seconds` (60 s) silent"),
     LongTransaction("`lease.transaction()`", "worker/handler_transaction.py", "the lease, silent"),

@@ -3722,7 +3722,10 @@ declare
   v_now      timestamptz := clock_timestamp();
   v_manifest helix.manifest;
 begin
-  perform helix.enter_outputs(p_every_tenant);
+  perform helix.enter();
+  if p_every_tenant then
+    perform helix.enter_every_tenant();
+  end if;
   select * into v_manifest from helix.manifest m where m.id = p_manifest for update;
   if p_outcome = 'sealed' and v_manifest.state = 'granted' then
     -- A publisher that sees no row of another tenant would otherwise seal without having published.
@@ -3834,21 +3837,6 @@ end
 $$;
 
 ALTER FUNCTION helix.enter_for(p_tenant text) OWNER TO helix_engine;
-
--- Name: enter_outputs(boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.enter_outputs(p_every_tenant boolean) RETURNS void
-    LANGUAGE plpgsql
-    AS $$
-begin
-  perform helix.enter();
-  if p_every_tenant then
-    perform helix.enter_every_tenant();
-  end if;
-end
-$$;
-
-ALTER FUNCTION helix.enter_outputs(p_every_tenant boolean) OWNER TO helix_engine;
 
 -- Name: entry_hash(bytea[], bigint, smallint, timestamp with time zone, bigint, integer, helix.state, helix.state, helix.reason, boolean, text, bigint[], integer[], integer[], smallint[], bigint[], bytea[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -6667,7 +6655,10 @@ CREATE FUNCTION helix.output_files_v1(p_manifest uuid, p_after text, p_limit int
     SET jit TO 'off'
     AS $$
 begin
-  perform helix.enter_outputs(p_every_tenant);
+  perform helix.enter();
+  if p_every_tenant then
+    perform helix.enter_every_tenant();
+  end if;
   return query
     select o.path, helix.output_name(m.folder, o.path), o.number, o.size, o.sha256::bytea
     from helix.manifest m join helix.output o on o.manifest = m.id
@@ -13638,7 +13629,10 @@ declare
   v_now  timestamptz := clock_timestamp();
   v_held uuid[];
 begin
-  perform helix.enter_outputs(p_every_tenant);
+  perform helix.enter();
+  if p_every_tenant then
+    perform helix.enter_every_tenant();
+  end if;
   if p_manifest is null then
     -- Attempts in progress are looked at as well; a thousand of them must not hide the tasks behind them.
     v_held := array(select m.id from helix.manifest m where m.due_at <= v_now
@@ -17765,10 +17759,6 @@ REVOKE ALL ON FUNCTION helix.enter_every_tenant() FROM PUBLIC;
 -- Name: FUNCTION enter_for(p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.enter_for(p_tenant text) FROM PUBLIC;
-
--- Name: FUNCTION enter_outputs(p_every_tenant boolean); Type: ACL; Schema: helix; Owner: helix_engine
-
-REVOKE ALL ON FUNCTION helix.enter_outputs(p_every_tenant boolean) FROM PUBLIC;
 
 -- Name: FUNCTION entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_position bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
 

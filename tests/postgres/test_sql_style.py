@@ -56,6 +56,10 @@ OPERATORS_MAY_CALL = {
     "locate",
     "reached_position",
     "letter_hash",
+    "manifest_hash",
+    "output_hash",
+    "output_name",
+    "output_part",
     "row_hash",
     "sees_payloads",
     "session_queues",
@@ -66,7 +70,7 @@ OPERATORS_MAY_CALL = {
     "timeline",
 }
 OPERATORS_ONLY = {"bind_v1", "unbind_v1", "recover_v1", "resolve_fence_v1", "rotate_secret_v1",
-                  "seal_witness_v1", "set_duty_v1"}  # fmt: skip
+                  "seal_witness_v1", "set_duty_v1", "set_output_root_v1"}  # fmt: skip
 SCOPE_ROLES = {*SERVICE_ROLES, "helix_intake"}
 CLIENTS = SCOPE_ROLES | {"helix_operator"}
 

@@ -22,6 +22,7 @@ from helixqueue.errors import Conflict, NotInstalled
 from helixqueue.identity import PART_SEPARATOR, find_twins
 from helixqueue.operations import identities
 from helixqueue.operations.submit import submit_many
+from helixqueue.postgres.transaction_bounds import OWN, TransactionBound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -49,6 +50,7 @@ def show_dry_run(
         connection.open_database() as database,
         database.connection.transaction(force_rollback=True),
     ):
+        database.run(TransactionBound(silent=OWN.silent).call())
         target = connection.Target(database.run, POSTGRES_CALLS, is_service=False)
         ask = operation.Runner(target, tenant)
         try:

@@ -50,6 +50,7 @@ create index manifest_due on helix.manifest (tenant, due_at) where due_at is not
 -- Lists, newest first.
 create index manifest_list on helix.manifest (tenant, opened_at, id);
 
+-- The files of a registered manifest.
 create table helix.output (
   manifest uuid not null,
   size     bigint not null check (size >= 0),
@@ -131,6 +132,7 @@ language sql immutable parallel safe as $$
               from string_to_table(p_path, '/') with ordinality as s (part, place)) end
 $$;
 
+-- The key of a name: names are longer than an index takes.
 create function helix.output_hash(p_destination text, p_name text) returns bytea
 language sql immutable parallel safe as $$
   select sha256(convert_to(p_destination || '/' || p_name, 'UTF8'))

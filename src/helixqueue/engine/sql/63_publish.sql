@@ -43,17 +43,6 @@ begin
 end
 $$;
 
--- The session of a publisher: its tenants, or all of a service that serves every tenant.
-create function helix.enter_outputs(p_every_tenant boolean) returns void
-language plpgsql as $$
-begin
-  perform helix.enter();
-  if p_every_tenant then
-    perform helix.enter_every_tenant();
-  end if;
-end
-$$;
-
 -- Takes tasks that are due, or those of p_manifest at once; for a minute others do not take them. Blocked manifests
 -- are tried again only by name.
 create function helix.take_outputs_v1(
@@ -66,7 +55,10 @@ declare
   v_now  timestamptz := clock_timestamp();
   v_held uuid[];
 begin
-  perform helix.enter_outputs(p_every_tenant);
+  perform helix.enter();
+  if p_every_tenant then
+    perform helix.enter_every_tenant();
+  end if;
   if p_manifest is null then
     -- Attempts in progress are looked at as well; a thousand of them must not hide the tasks behind them.
     v_held := array(select m.id from helix.manifest m where m.due_at <= v_now
@@ -105,7 +97,10 @@ returns table (path text, name text, number integer, size bigint, sha256 bytea)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off as $$
 begin
-  perform helix.enter_outputs(p_every_tenant);
+  perform helix.enter();
+  if p_every_tenant then
+    perform helix.enter_every_tenant();
+  end if;
   return query
     select o.path, helix.output_name(m.folder, o.path), o.number, o.size, o.sha256::bytea
     from helix.manifest m join helix.output o on o.manifest = m.id
@@ -130,7 +125,10 @@ declare
   v_now      timestamptz := clock_timestamp();
   v_manifest helix.manifest;
 begin
-  perform helix.enter_outputs(p_every_tenant);
+  perform helix.enter();
+  if p_every_tenant then
+    perform helix.enter_every_tenant();
+  end if;
   select * into v_manifest from helix.manifest m where m.id = p_manifest for update;
   if p_outcome = 'sealed' and v_manifest.state = 'granted' then
     -- A publisher that sees no row of another tenant would otherwise seal without having published.
