@@ -227,8 +227,9 @@ def problem_of(error: HelixError, *, values: bool = False) -> Problem:
     """The problem of a HelixQueue error; `values` allows payloads in it."""
     kind = error.kind
     headers, retry_after = None, None
-    if kind == "unauthenticated":
-        headers = {"WWW-Authenticate": "Bearer"}
+    if kind in {"unauthenticated", "bad-signature"}:
+        scheme = "Bearer" if kind == "unauthenticated" else "Signature"
+        headers = {"WWW-Authenticate": scheme}
     if kind in {"in-progress", "unavailable"}:
         retry_after = getattr(error, "retry_after", None) or 1.0
     # The texts of other errors may disclose internals; they go to the log only.

@@ -54,6 +54,7 @@ class WebhookApp:
         ]
         headers += [] if decision is None else [(b"helix-decision", decision.encode())]
         headers += [(b"retry-after", b"1")] if status == 503 else []
+        headers += [(b"www-authenticate", b"Signature")] if status == 401 else []
         await respond(send, status, headers, json.dumps(content).encode())
 
     async def _reply(self, scope: Scope, source: str, receive: Receive) -> _Reply:

@@ -21,6 +21,7 @@ from helixqueue.identity import is_name
 from helixqueue.operations.batches import Operations
 from helixqueue.operations.instructions import Execute, Instruction
 from helixqueue.postgres.tenant_sessions import InvalidToken
+from helixqueue.records.parameter import NAME_PATTERN
 from helixqueue.service.admission import OPEN_LIMIT_KEY
 from helixqueue.service.costs import ANONYMOUS
 from helixqueue.service.problems import Problem
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 routes = router("webhooks")
 RETRY_SECONDS: Final = 1.0
 DECISION_HEADER: Final = "Helix-Decision"
+# Documented, not validated: an impossible name gets the response of an unknown source.
+_NAME: Final[dict[str, Any]] = {"json_schema_extra": {"pattern": NAME_PATTERN}}
 
 
 class DeliveryResponse(BaseModel):
@@ -59,8 +62,8 @@ class DeliveryResponse(BaseModel):
     ),
 )  # fmt: skip
 async def receive_webhook(
-    tenant: Annotated[str, Path(description="Name of the tenant.", examples=["a"])],
-    source: Annotated[str, Path(description="Name of the source.", examples=["stripe"])],
+    tenant: Annotated[str, Path(description="Name of the tenant.", examples=["a"], **_NAME)],
+    source: Annotated[str, Path(description="Name of the source.", examples=["stripe"], **_NAME)],
     *,
     request: Request,
     raw_body: RawBodyDep,
