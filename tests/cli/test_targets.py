@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from helixqueue.fence import key_file
 from tests.support.cli import commands
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
+WEBHOOKS = str(Path(__file__).with_name("webhooks.yml"))
 UNREACHABLE = "http://127.0.0.1:9"
 # What a command needs besides a place; each is here, so a new one cannot be forgotten.
 FENCE = "v1:" + "0" * 64
@@ -43,6 +45,17 @@ WORDS = {
     "fence resolve": [FENCE, "--applied", "--reason", "x"],
     "intake run": ["--redis", "redis://127.0.0.1:9", "--stream", "s", "--queue", "q"],
     "intake status": [],
+    "webhook apply": [WEBHOOKS],
+    "webhook list": [],
+    "webhook show": ["s"],
+    "webhook rotate": ["s", "--secret-file", WEBHOOKS],
+    "webhook test": ["s", "--body", os.devnull],
+    "output list": [],
+    "output show": ["S-1"],
+    "output get": ["S-1", "--to", "unused"],
+    "output verify": ["S-1"],
+    "output publish": [],
+    "output root": ["s3://lab/runs", "--reason", "x"],
     "letter list": [],
     "letter show": ["7"],
     "letter redrive": ["7", "--reason", "x"],

@@ -16,12 +16,16 @@ CLIENTS = [HelixQueue, AsyncHelixQueue, HelixClient, AsyncHelixClient]
 PAIRS = [(HelixQueue, AsyncHelixQueue), (HelixClient, AsyncHelixClient)]
 EVERYWHERE = {
     *("submit", "submit_many", "state", "wait", "result", "history", "batches"),
-    *("manifests", "outputs"),
+    *("manifests", "outputs", "seals"),
     *("letters", "letter", "redrive", "discard", "refused", "twins", "delete_queue"),
     *("batch", "ledger", "feed", "duties", "findings", "intakes"),
     *("cancel", "retry", "erase", "claim", "start", "renew", "release", "settle", "work", "close"),
 }
-NEEDS_DATABASE = {"embedded", "dsn", "fence", "fences"}
+NEEDS_DATABASE = {
+    *("embedded", "dsn", "fence", "fences"),
+    *("webhook", "webhooks", "webhook_app", "apply_webhook"),
+}
+PROPERTIES = {"dsn", "fences", "webhooks"}
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -44,7 +48,7 @@ def test_help_explains_every_name(client):
 METHODS = [
     (client, async_client, name)
     for client, async_client in PAIRS
-    for name in [*sorted(public_names(client) - {"dsn", "fences"}), "__init__"]
+    for name in [*sorted(public_names(client) - PROPERTIES), "__init__"]
 ]
 
 
@@ -54,6 +58,13 @@ def test_async_method_has_the_same_parameters_and_docs(client, async_client, nam
     signature = str(inspect.signature(async_method)).replace("Async", "")
     assert str(inspect.signature(method)) == signature
     assert inspect.getdoc(method) == inspect.getdoc(async_method)
+
+
+@pytest.mark.parametrize("name", sorted(PROPERTIES))
+def test_async_property_has_the_same_docs(name):
+    properties = (getattr(client, name) for client in (HelixQueue, AsyncHelixQueue))
+    sync_doc, async_doc = map(inspect.getdoc, properties)
+    assert sync_doc == async_doc
 
 
 SETTLEMENT = Settlement(1, SealedToken("sealed"), "completed")

@@ -23,7 +23,11 @@ WRITES = {
 }
 FENCED = [name for name, (_, _, fenced) in WRITES.items() if fenced]
 # Deduplicated by the engine; with secrets in the response; without effect.
-KNOWN_BY_ITSELF = {"claim", "start", "renew", "settle", "release", "hello", "expect", "wait"}
+KNOWN_BY_ITSELF = {
+    *("claim", "start", "renew", "settle", "release", "hello", "expect", "wait"),
+    # A repeated definition or secret changes nothing; a delivery is known by the id of its event.
+    *("apply_source", "rotate_secret", "receive_webhook"),
+}
 SECRETS = {"create_token", "rotate_token", "revoke_token", "offer_login", "log_in"}
 NOTHING = {"rehearse", "note_refused", "seal"}
 
