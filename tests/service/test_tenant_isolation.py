@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,7 @@ import pytest
 
 from helixqueue import HelixQueue, Machine
 from helixqueue.client.backend import backend_of
-from helixqueue.engine import fences, service_calls, tokens
+from helixqueue.engine import fences, service_calls, tokens, webhooks
 from helixqueue.identity import key_text
 from helixqueue.service.tenant_cipher import TenantCipher
 from tests.support.lab import POOLED, Lab
@@ -22,7 +23,7 @@ WORD = "okapi"  # in every value of the other tenant
 REQUESTS = [item for item in GUARDED if item[1] != "/v1/changes"]
 TABLES = (
     *("overview", "event", "refusal", "decision", "queue", "api_token", "fence", "dead_letter"),
-    *("ledger", "ledger_event", "feed"),
+    *("ledger", "ledger_event", "feed", "webhook_source", "webhook_secret"),
 )
 # Tables whose rows name their queue.
 WORK = ("batch", "work", "result", "ended")
@@ -76,6 +77,9 @@ def theirs(database):
                 queues=None, expires_at=datetime.now(UTC) + timedelta(days=1),
             )
         )  # fmt: skip
+        for name in ("uploader", "same-name"):
+            for call in source_calls(name):
+                operator.run(call)
     with HelixQueue(database.dsn("pool"), tenant="b", pooled=POOLED) as helix:
         with pytest.raises(TimeoutError), helix.fence("refund", key=WORD):
             raise TimeoutError("the bank did not answer")
@@ -89,6 +93,20 @@ def theirs(database):
         key_text(doubt.key),
         doubt.version,
         {"after": cipher.seal(event.after), "to": cipher.seal(event.position)},
+    )
+
+
+def source_calls(name):
+    """Create a source of webhooks of tenant b, with a secret."""
+    mappings = [{"events": [WORD], "queue": "shared"}]
+    definition = json.dumps({"name": name, "scheme": "github", "mappings": mappings})
+    return (
+        webhooks.apply_source(
+            tenant="b", name=name, scheme="github", definition=definition, actor="ann"
+        ),
+        webhooks.rotate_secret(
+            tenant="b", name=name, secret=WORD.encode() * 4, overlap_seconds=0, actor="ann"
+        ),
     )
 
 
@@ -127,7 +145,9 @@ def bodies(operation, loot):
         # With a settlement, as in the usual round of a worker.
         done = {"lease": loot.lease, "outcome": "completed", "result": {}}
         return [body, {**body, "settle": [done]}]
-    return [body]
+    # Not declared here either.
+    is_source = (method, path) == ("PUT", "/v1/webhook-sources/{name}")
+    return [{"definition": {}} if is_source else body]
 
 
 @pytest.mark.parametrize("operation", REQUESTS, ids=operation_name)
@@ -146,13 +166,28 @@ def test_no_operation_reads_or_changes_another_tenant(site, database, mine, thei
                 assert WORD not in response.text
                 named = {"{batch_id}", "{name}", "{fence}", "{letter}", "{ledger}", "{feed}"}
                 if named & set(path.split("/")):
-                    # 422: a body that could declare an own ledger of that name is invalid.
-                    assert response.status_code == (422 if "arrows" in (body or {}) else 404)
+                    # 422: a body that could declare an own ledger or source of that name is
+                    # invalid.
+                    declares = {"arrows", "definition"} & set(body or {})
+                    assert response.status_code == (422 if declares else 404)
                 else:
                     # Not even as forbidden: the response is that of an unknown id.
                     assert not [
                         item for item in theirs.batch_ids if item in response.text and not body
                     ]
+    assert rows_of_b(database) == before
+
+
+@pytest.mark.usefixtures("theirs")
+def test_source_of_the_same_name_leaves_that_of_another_tenant_unchanged(site, database, mine):
+    before = rows_of_b(database)
+    path = "/v1/webhook-sources/same-name"
+    definition = {"scheme": "github", "mappings": [{"events": "push", "queue": "shared"}]}
+    with site.client(token=mine) as http:
+        assert http.put(path, json={"definition": definition}).json()["answer"] == "created"
+        secret = {"secret": "a secret of tenant a"}
+        assert http.post(f"{path}/rotate", json=secret).json()["number"] == 1
+        assert WORD not in http.get(path).text
     assert rows_of_b(database) == before
 
 

@@ -57,6 +57,8 @@ def copy_of(
         connection.execute(
             f"create database {name} template {template} owner helix_migrator strategy file_copy"
         )
-    yield Database(server, name, pooler)
-    with Database(server, "postgres").connect("helix_bootstrap") as connection:
-        connection.execute(f"drop database {name} with (force)")
+    try:
+        yield Database(server, name, pooler)
+    finally:
+        with Database(server, "postgres").connect("helix_bootstrap") as connection:
+            connection.execute(f"drop database {name} with (force)")

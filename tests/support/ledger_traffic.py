@@ -210,13 +210,15 @@ def sql_client(database: Database, role: str = "pool") -> Iterator[SqlClient]:
 def run_traffic(database: Database) -> None:
     """Create at least one batch for each reason, each kind of work row and each table."""
     with sql_client(database) as a, sql_client(database, "operator") as operator:
-        # Long leases: none expires before the database is copied.
+        # No lease expires and no batch is stalled before the database is copied.
+        late = {"stalled_after_seconds": 86_400}
+        late_ends = {"lease_seconds": 86_400, **late}
         for tenant in ("a", "b"):
-            a.queue(tenant, backoff_seconds=0, max_attempts=2, lease_seconds=86_400)
-        a.queue(name="limited", key_limit=1, lease_seconds=86_400)
-        a.queue(name="brief")
-        a.queue(name="old")
-        a.queue(name="still", paused=True)
+            a.queue(tenant, backoff_seconds=0, max_attempts=2, **late_ends)
+        a.queue(name="limited", key_limit=1, **late_ends)
+        a.queue(name="brief", **late)
+        a.queue(name="old", **late)
+        a.queue(name="still", paused=True, **late)
 
         a.submit("Sämple-1", "s2", "s3", "s4", "s5", "s6", "s7", "s8")
         a.submit("s1", "s2", "s3", tenant="b", payload='{"tube":"Ω"}')
@@ -252,7 +254,7 @@ def publish_output(a: SqlClient, operator: SqlClient) -> None:
     """A batch with one output file, whose manifest is sealed."""
     uri = "memory://lab"
     operator.call("set_output_root_v1", tenant="a", uri=uri, actor="ann", reason="new store")
-    a.queue(name="outputs", lease_seconds=86_400, outputs=uri)
+    a.queue(name="outputs", lease_seconds=86_400, stalled_after_seconds=86_400, outputs=uri)
     a.submit("f1", queue="outputs")
     [lease] = a.claim(1, queue="outputs")
     token = {name: getattr(lease, name) for name in ("batch", "epoch", "nonce", "number")}
