@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import HELIXQ
+from tests.support.duties import run_all_duties
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "lab.md"
@@ -81,6 +82,7 @@ def run_in_a_shell(lines, directory, environment):
 
 @pytest.mark.timeout(120)
 def test_lab_guide_works_a_sheet_once_although_a_worker_is_killed(database, tmp_path):
+    run_all_duties(database)
     shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
     environment = {
         "PATH": f"{HELIXQ.parent}:{os.environ['PATH']}",

@@ -17,6 +17,7 @@ from helixqueue.cli.main import VERBS
 from helixqueue.engine import migrate as migration
 from helixqueue.engine import revision
 from tests.support.cli import HELIXQ, run_in_process
+from tests.support.duties import run_all_duties
 
 
 def helixq(*arguments, cwd=".", **environment):
@@ -131,6 +132,7 @@ def test_embedded_servers_are_started_for_the_command(tmp_path):
 
 @pytest.mark.usefixtures("durable")
 def test_doctor_reports_faults_by_exit_code(database):
+    run_all_duties(database)
     well = helixq("doctor", "--dsn", database.dsn("app_a"))
     assert well.code == Exit.OK, well.out
     lines = [line.split("\t") for line in well.out.splitlines()]

@@ -11,6 +11,7 @@ from redis import Redis
 from helixqueue.embedded import Postgres, Valkey
 from helixqueue.errors import Unavailable
 from helixqueue.operate.doctor import EXAMINATIONS, examine
+from tests.support.duties import run_all_duties
 from tests.support.lab import wait_until
 from tests.support.pooler import Pooler
 from tests.support.standby import Standby
@@ -22,6 +23,7 @@ def verdicts(dsn):
 
 @pytest.mark.usefixtures("durable")
 def test_bound_role_in_a_migrated_database_has_no_fault(database):
+    run_all_duties(database)
     found = verdicts(database.dsn("app_a", direct=True))
     assert len(found) == len(EXAMINATIONS)
     assert {f.name for f in found.values() if f.verdict != "ok"} <= {"snapshots"}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from helixqueue.engine import duties
+from helixqueue.postgres.database import Database as Store
 
 if TYPE_CHECKING:
+    from tests.support.database import Database
     from tests.support.lab import Lab
 
 _ONLY = (
@@ -39,3 +41,10 @@ def run_duty(lab: Lab, name: str) -> str | None:
         assert done.duty == name
         error = done.error
     return error
+
+
+def run_all_duties(database: Database) -> None:
+    """Run every due duty, as a service does, so that none is overdue."""
+    with Store.connect(database.dsn("pool")) as store:
+        while store.run(duties.run_duty(actor="service", limit=1000)) is not None:
+            pass
