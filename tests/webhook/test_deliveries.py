@@ -37,6 +37,7 @@ def test_forged_delivery_gets_the_response_of_an_unknown_source(source_of, schem
     body = source.event(sample="S-1")
     forged = source.send(body, headers=signed_headers(scheme, body + b" "))
     assert (forged.status_code, problem_kind(forged)) == (401, "bad-signature")
+    assert forged.headers["www-authenticate"] == "Signature"
     paths = ("/v1/webhooks/a/unknown", "/v1/webhooks/nobody/stripe", "/v1/webhooks/A%00/x%20y")
     for path in paths:
         unknown = source.provider.post(path, content=body, headers=signed_headers(scheme, body))

@@ -87,6 +87,7 @@ def test_effect_of_an_async_application_happens_once(database, source_of, table)
                 forged = await client.post(f"/hooks/{source.name}", content=b"{}", headers={})
                 unknown = await client.post("/hooks/unknown", content=b"{}", headers={})
                 assert forged.status_code == unknown.status_code == 401
+                assert forged.headers["www-authenticate"] == "Signature"
                 assert forged.json() == unknown.json()
 
     asyncio.run(story())

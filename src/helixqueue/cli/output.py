@@ -52,7 +52,7 @@ def _list(page: Page[ManifestRow]) -> None:
         ],
         ["bold red" if row.state == "blocked" else "" for row in page.rows],
         empty="no outputs",
-        optional=("worker", "attempt", "bytes"),
+        optional=("attempt", "bytes"),
     )  # fmt: skip
 
 
