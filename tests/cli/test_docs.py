@@ -18,6 +18,7 @@ import pytest
 from helixqueue.cli.main import VERBS
 from helixqueue.engine import calls
 from tests.support.cli import HELIXQ
+from tests.support.duties import run_all_duties
 from tests.support.lab import Lab, completion, wait_until
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -133,6 +134,7 @@ def test_cli_examples_print_what_the_document_shows(database, helixq, tmp_path):
     with database.connect("helix_bootstrap") as connection:
         # `check` finds strangers in the schema, and this one is the tests' own.
         connection.execute("drop function helix.test_pass_time")
+    run_all_duties(database)
     text = written = DOCUMENT.read_text(encoding="utf-8")
     for found in BLOCK.finditer(text):
         if 'pod5": "run42/b1' in found[1]:
