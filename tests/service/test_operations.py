@@ -44,7 +44,7 @@ from helixqueue.records.worker import WorkerDetail
 from helixqueue.transport.http.call import Reply
 from helixqueue.transport.http.derived_calls import request_of
 from helixqueue.webhook import operations as webhooks
-from tests.support.lab import POOLED, Lab
+from tests.support.lab import POOLED, Lab, wait_until
 from tests.support.letters import write_letters
 from tests.support.outputs import publish_output
 from tests.support.service import DOCUMENT, PROBLEM_PREFIX
@@ -192,7 +192,7 @@ def subject(site, database, lab, request):  # noqa: C901 - one branch per kind o
     if "{ledger}" in operation.path or "{feed}" in operation.path:
         with HelixClient(site.url, token=site.token()) as helix:
             helix.ledger(lab.q, Machine({"A": []})).append("drone-7", 1, "A", {"pad": "north"})
-            [event] = helix.feed(lab.q, ledger=lab.q).read()
+            [event] = wait_until(helix.feed(lab.q, ledger=lab.q).read)
         query = {"entity": "drone-7"} if "entity" in operation.parameters else {}
         body = {"ledger": lab.q, "after": event.after, "to": event.position}
     if operation in {outputs.list_outputs, outputs.list_manifests}:

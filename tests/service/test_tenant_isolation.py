@@ -14,7 +14,7 @@ from helixqueue.client.backend import backend_of
 from helixqueue.engine import fences, service_calls, tokens, webhooks
 from helixqueue.identity import key_text
 from helixqueue.service.tenant_cipher import TenantCipher
-from tests.support.lab import POOLED, Lab
+from tests.support.lab import POOLED, Lab, wait_until
 from tests.support.letters import write_letters
 from tests.support.service import DOCUMENT, GUARDED, fill_path, operation_name
 
@@ -85,7 +85,8 @@ def theirs(database):
             raise TimeoutError("the bank did not answer")
         ledger = helix.ledger("shared", Machine({"REQUESTED": ["CONFIRMED"]}))
         ledger.append("drone-7", 1, "REQUESTED", {"word": WORD}, node=WORD)
-        [event] = helix.feed("shared", ledger="shared").read()
+        # A feed waits for the older transactions of the server, which other tests may hold open.
+        [event] = wait_until(helix.feed("shared", ledger="shared").read)
         [doubt] = backend_of(helix).run(fences.list_fences(name="refund")).rows
     return Loot(
         [str(row.receipt.batch_id) for row in rows],
