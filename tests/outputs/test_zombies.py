@@ -205,7 +205,7 @@ def test_link_cut_at_any_step_leaves_the_files_of_one_attempt(
     helix, database, destination, shift, victims
 ):
     held = list(victims)
-    while held:  # each as soon as it is there: nobody is held past its lease
+    while held:  # each as soon as it stops, before its lease ends
         victim = wait_until(
             lambda: next((item for item in held if item.mark.exists()), None), seconds=SLACK
         )

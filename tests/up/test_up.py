@@ -507,7 +507,7 @@ def test_url_of_does_not_block_a_start(tmp_path, monkeypatch):
         fcntl.flock(looker, fcntl.LOCK_SH)
         monkeypatch.setattr("time.sleep", lambda _: fcntl.flock(looker, fcntl.LOCK_UN))
         with lock_directory(tmp_path):
-            assert running_up(tmp_path).url is None  # nothing told yet
+            assert running_up(tmp_path).url is None  # before the banner
 
 
 def test_up_with_an_unreachable_database_exits_with_unavailable(capsys):
