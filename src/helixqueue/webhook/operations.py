@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import secrets as random
 import time
+from secrets import randbits
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from helixqueue.errors import BadSignature, NoSuchWebhook, NotPermitted, Refused
@@ -262,7 +262,7 @@ def stored_delivery(
         event.delivery_id,
         event.identity,
         event.request,
-        random.randbits(63),
+        randbits(63),
         source.keep_seconds,
         source.dedupe_body,
         mapping.order if mapping is not None and ordered else "none",
