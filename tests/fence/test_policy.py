@@ -209,7 +209,7 @@ def test_missing_file_is_named(tmp_path):
 def test_missing_yaml_parser_names_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     monkeypatch.delitem(sys.modules, "helixqueue.fence.policy_file")
-    monkeypatch.delitem(sys.modules, "helixqueue.fence.yaml_document")
+    monkeypatch.delitem(sys.modules, "helixqueue.yaml_document")
     with pytest.raises(NotInstalled, match=r"helixqueue\[http\]"):
         IdempotencyMiddleware(None, helix=None, policy="idempotency.yml")
 

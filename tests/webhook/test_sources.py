@@ -7,9 +7,9 @@ import json
 import pytest
 
 from helixqueue.errors import Refused
-from helixqueue.fence.yaml_document import InvalidYaml
 from helixqueue.webhook.source import source_of
 from helixqueue.webhook.source_file import parse_sources
+from helixqueue.yaml_document import InvalidYaml
 from tests.support.cli import Helixq
 from tests.support.webhooks import SECRETS, definition
 

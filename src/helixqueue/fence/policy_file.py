@@ -22,7 +22,7 @@ from helixqueue.fence.policy import (
     Unlisted,
     unreachable,
 )
-from helixqueue.fence.yaml_document import InvalidYaml, Loc, YamlDocument, read_document, read_text
+from helixqueue.yaml_document import InvalidYaml, Loc, YamlDocument, read_document, read_text
 
 log = logging.getLogger("helixqueue.fence")
 _CONFIG = ConfigDict(extra="forbid")

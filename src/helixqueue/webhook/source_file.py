@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from helixqueue.errors import Refused
-from helixqueue.fence.yaml_document import Loc, read_document, read_text
 from helixqueue.webhook.source import SignatureLayout, WebhookMapping, WebhookSource
+from helixqueue.yaml_document import Loc, read_document, read_text
 
 if TYPE_CHECKING:
     from pathlib import Path

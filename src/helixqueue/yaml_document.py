@@ -124,14 +124,17 @@ class YamlDocument:
             inside = any(len(place) > len(loc) and place[: len(loc)] == loc for place in places)
             if detail["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
                 self._add_unknown_name(loc)
+            elif detail["type"] == "missing":
+                self.add(loc, f"a value for {loc[-1]}", "none")
             elif detail["type"] != "too_short" or not inside:
                 expected = detail["msg"].removeprefix("Input should be ")
                 self.add(loc, _EXPECTED.get(detail["type"], expected), ascii(detail["input"])[:60])
 
     def _add_unknown_name(self, loc: Loc) -> None:
         names = self._names(loc)
-        near = get_close_matches(str(loc[-1]), names, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        lowered = {name.lower(): name for name in names}
+        near = get_close_matches(str(loc[-1]).lower(), lowered, 1)
+        hint = f" (did you mean {lowered[near[0]]}?)" if near else ""
         expected = f"one of {', '.join(names)}{hint}"
         got = f"the name {loc[-1]!r}"
         self.faults.append(Fault(self._key_lines[loc], _shown(loc), expected, got))
@@ -147,7 +150,10 @@ class YamlDocument:
                 return self._read_mapping(node, loc)
             if isinstance(node, yaml.SequenceNode) and node.tag.endswith(":seq"):
                 return [self._read(item, (*loc, index)) for index, item in enumerate(node.value)]
-            return self._loader.construct_object(node)
+            return _encodable(self._loader.construct_object(node))
+        except UnicodeEncodeError:
+            self.add(loc, "a text of Unicode characters", "half of a surrogate pair")
+            return None
         except yaml.YAMLError:
             self.add(loc, "a plain value", node.tag)
             return None
@@ -166,6 +172,11 @@ class YamlDocument:
             self._key_lines[place] = key.start_mark.line + 1
             data[name] = self._read(value, place)
         return data
+
+
+def _encodable(value: Any) -> Any:  # noqa: ANN401 - whatever YAML makes of it
+    str(value).encode()  # fails for half of a surrogate pair, which YAML can write as an escape
+    return value
 
 
 def _prefixes(loc: Loc) -> Iterator[Loc]:
