@@ -24,10 +24,11 @@ from benchmarks.arena import arena
 from benchmarks.service import write
 from helixqueue import HelixQueue
 from helixqueue.engine import calls, outputs
+from helixqueue.outputs.local_store import BLOCK_BYTES
 from helixqueue.outputs.publish import Publisher
 from helixqueue.outputs.scratch import survey
 from helixqueue.outputs.staging import THREADS, in_threads, stage
-from helixqueue.outputs.stores import BLOCK_BYTES, open_store
+from helixqueue.outputs.stores import open_store
 from helixqueue.postgres.database import AsyncDatabase
 from helixqueue.records.lease import LeaseRef, Settlement
 

@@ -80,9 +80,9 @@ CASES = {
         QUEUE, 2,
         {'helix_manifests{tenant="lab", queue="basecall", state="granted"}': "2x60"}),
     "HelixOutputsUnpublished": (
-        {'helix_manifests{tenant="lab", queue="basecall", state="granted"}': "0 2x60"}, "50m",
-        QUEUE, 2,
-        {'helix_manifests{tenant="lab", queue="basecall", state="granted"}': "2x10 0x50"}),
+        {'helix_output_lag_seconds{tenant="lab", queue="basecall"}': "2000x60"}, "50m",
+        QUEUE, 2000,
+        {'helix_output_lag_seconds{tenant="lab", queue="basecall"}': "60x60"}),
     "HelixDutyBehind": (
         {'helix_duty_lag_seconds{duty="reap"}': "600x30"}, "10m", '{duty="reap"}', 600,
         {'helix_duty_lag_seconds{duty="reap"}': "2x30"}),

@@ -12,8 +12,9 @@ import pytest
 
 from helixqueue import HelixQueue
 from helixqueue.engine import calls, outputs
+from helixqueue.outputs.object_store import s3_client
 from helixqueue.outputs.publish import Publisher
-from helixqueue.outputs.stores import ObjectStore, _s3
+from helixqueue.outputs.stores import open_store
 from helixqueue.postgres.database import AsyncDatabase
 from helixqueue.postgres.database import Database as Connection
 from tests.support.lab import engine_function, new_database
@@ -60,7 +61,7 @@ def s3():
     }
     before = dict(os.environ)
     os.environ.update(environment)
-    _s3.cache_clear()
+    s3_client.cache_clear()
     boto3.client("s3").create_bucket(Bucket="lab")
     yield "lab"
     os.environ.clear()
@@ -73,6 +74,10 @@ class Destination:
 
     def __init__(self, uri):
         self.uri = uri
+
+    @property
+    def store(self):
+        return open_store(self.uri)
 
     def allow(self, database, tenant="a"):
         with Connection.connect(database.dsn("operator")) as operator:
@@ -126,10 +131,6 @@ class Bucket(Destination):
     def write(self, name, content):
         bucket, prefix = self._place
         self._client.put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=content)
-
-    @property
-    def store(self):
-        return ObjectStore(_s3(*self._place))
 
 
 def published(destination, folder=""):

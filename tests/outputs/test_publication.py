@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from helixqueue import Queue
-from helixqueue.outputs.stores import LocalStore, NameOccupied, ObjectStore
+from helixqueue.outputs.store import NameOccupied
+from helixqueue.outputs.stores import open_store
 from helixqueue.worker.handlers import QueueHandler
 from helixqueue.worker.program import Program
 from tests.outputs import app
@@ -47,8 +48,8 @@ def test_files_of_a_completed_batch_are_published_and_read(helix, database, dest
 
 def test_file_of_several_parts_is_copied_and_streamed_whole(destination, tmp_path, monkeypatch):
     """Above the size of one copy an object passes through the publisher; both refuse to replace."""
-    monkeypatch.setattr("helixqueue.outputs.stores.COPY_BYTES_MAX", 8 * 1024 * 1024)
-    store = getattr(destination, "store", None) or LocalStore(destination.root)
+    monkeypatch.setattr("helixqueue.outputs.object_store.COPY_BYTES_MAX", 8 * 1024 * 1024)
+    store = destination.store
     for size in (0, 8 * 1024 * 1024, 20 * 1024 * 1024 + 7):
         content = os.urandom(size)
         source = tmp_path / "source"
@@ -66,9 +67,7 @@ def test_file_of_several_parts_is_copied_and_streamed_whole(destination, tmp_pat
 
 
 def test_memory_destination_creates_each_name_once(tmp_path):
-    from obstore.store import MemoryStore  # noqa: PLC0415
-
-    store = ObjectStore(MemoryStore())
+    store = open_store("memory://once/only")
     (tmp_path / "a").write_bytes(b"one")
     size, sha256 = store.stage(str(tmp_path / "a"), ".helix/m/1")
     store.publish(".helix/m/1", "x", size, sha256)

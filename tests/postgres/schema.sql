@@ -3083,6 +3083,7 @@ begin
   set state = d.state, due_at = case d.state when 'lost' then v_now + helix.output_grace()
                                              when 'granted' then '-infinity'::timestamptz end,
       granted_at = case when d.state <> 'lost' then v_now end,
+      ended_at = case when d.state = 'lost' then v_now end,
       problem = case when d.state = 'blocked' then 'the attempt completed before its files were registered' end
   from (select o.id, case when w.batch is null or (w.number, w.epoch) is distinct from (o.number, o.epoch)
                             then 'lost'
@@ -3740,6 +3741,8 @@ begin
   elsif p_outcome = 'blocked' and v_manifest.state = 'granted' then
     update helix.manifest m
     set state = 'blocked', problem = left(p_problem, 16000), due_at = null where m.id = p_manifest;
+  elsif p_outcome = 'failed' and v_manifest.due_at is not null then
+    update helix.manifest m set problem = left(p_problem, 16000) where m.id = p_manifest;
   elsif p_outcome = 'cleaned' and v_manifest.state in ('sealed', 'lost') then
     update helix.manifest m set due_at = null where m.id = p_manifest;
     if v_manifest.state = 'lost' then
@@ -5518,6 +5521,7 @@ begin
   perform helix.measure_fences();
   perform helix.measure_feeds();
   perform helix.measure_streams();
+  perform helix.measure_outputs();
   perform helix.measure_server();
   return p_limit;
 end
@@ -6165,6 +6169,7 @@ CREATE TABLE helix.manifest (
     registered_at timestamp with time zone,
     granted_at timestamp with time zone,
     sealed_at timestamp with time zone,
+    ended_at timestamp with time zone,
     problem helix.long_text,
     hash helix.sha256,
     CONSTRAINT manifest_destination_check CHECK (helix.is_destination(destination)),
@@ -6296,6 +6301,42 @@ end
 $$;
 
 ALTER FUNCTION helix.measure_findings() OWNER TO helix_engine;
+
+-- Name: measure_outputs(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.measure_outputs() RETURNS void
+    LANGUAGE plpgsql
+    SET enable_sort TO 'on'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  perform helix.set_gauges('{helix_output_lag_seconds,helix_output_orphaned_bytes}', array(
+    with due as materialized (
+      select m.tenant, m.queue, m.bytes, m.state,
+             case when m.state = 'granted' then m.granted_at
+                  when m.state in ('open', 'registered') and w.state = 'COMPLETED'
+                       and (w.number, w.epoch) = (m.number, m.epoch) then w.changed_at end as granted_at,
+             m.state = 'lost' or m.state in ('open', 'registered')
+               and ((w.number, w.epoch) is distinct from (m.number, m.epoch)
+                    or w.state in ('PENDING', 'FAILED', 'CANCELLED')) as is_lost
+      from helix.manifest m left join helix.work w on w.batch = m.batch
+      where m.due_at is not null
+    )
+    select row(q.tenant, n.name, q.name, '', n.value)::helix.metric
+    from helix.queue q
+    left join lateral (
+      select min(d.granted_at) as oldest, sum(d.bytes) filter (where d.is_lost) as orphaned
+      from due d where d.tenant = q.tenant and d.queue = q.name) s on true
+    cross join lateral (
+      values ('helix_output_lag_seconds', coalesce(extract(epoch from v_now - s.oldest), 0)::double precision),
+             ('helix_output_orphaned_bytes', coalesce(s.orphaned, 0)::double precision)) as n (name, value)
+    where q.outputs <> '' or s.oldest is not null or s.orphaned > 0));
+end
+$$;
+
+ALTER FUNCTION helix.measure_outputs() OWNER TO helix_engine;
 
 -- Name: measure_queues(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -6615,9 +6656,9 @@ $$;
 
 ALTER FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text) OWNER TO helix_engine;
 
--- Name: open_outputs_v1(text, bigint, integer, bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: open_outputs_v1(text, bigint, integer, bigint, bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint) RETURNS SETOF helix.output_answer
+CREATE FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_bytes bigint DEFAULT NULL::bigint) RETURNS SETOF helix.output_answer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -6628,9 +6669,9 @@ begin
   p_worker := helix.actor_of(p_worker);
   v_answer := helix.output_holder(p_worker, p_batch, p_epoch, p_nonce, p_number);
   if v_answer.answer = 'ok' then
-    insert into helix.manifest (batch, number, epoch, attempt, tenant, queue, worker, destination, folder)
+    insert into helix.manifest (batch, number, epoch, attempt, tenant, queue, worker, destination, folder, bytes)
     select w.batch, w.number, w.epoch, w.attempt, q.tenant, q.name, p_worker, q.outputs,
-           helix.output_folder(w.batch)
+           helix.output_folder(w.batch), p_bytes
     from helix.work w join helix.queue q on q.id = w.queue
     where w.batch = p_batch and q.outputs <> ''
     on conflict (batch, number, epoch) do nothing;
@@ -6644,7 +6685,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint) OWNER TO helix_engine;
+ALTER FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_bytes bigint) OWNER TO helix_engine;
 
 -- Name: output_files_v1(uuid, text, integer, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -8278,12 +8319,32 @@ CREATE FUNCTION helix.read_check_outputs() RETURNS SETOF helix.violation
   union all
   -- name: output_not_sealed
   -- promise: G11
-  -- means: Files were granted more than an hour ago and are not published: no process has the credentials of their
-  --        destination, or it is down.
+  -- means: A batch completed more than an hour ago and its files are not published: no process has the credentials of
+  --        their destination, or it is down.
   -- action: Run helixq output publish where the credentials are; helixq doctor names the destinations.
   select 'output_not_sealed', jsonb_build_object('manifest', m.id, 'tenant', m.tenant, 'queue', m.queue,
                                                  'destination', m.destination)
-  from helix.manifest m where m.state = 'granted' and m.granted_at < clock_timestamp() - interval '1 h'
+  from helix.manifest m left join helix.work w on w.batch = m.batch
+  where case when m.state = 'granted' then m.granted_at
+             when m.state in ('open', 'registered') and w.state = 'COMPLETED'
+                  and (w.number, w.epoch) = (m.number, m.epoch) then w.changed_at
+        end < clock_timestamp() - interval '1 h'
+  union all
+  -- name: output_not_removed
+  -- promise: G11
+  -- means: Files that were erased, or what a lost attempt staged, should be gone for an hour and are still at their
+  --        destination: no process has its credentials, or it is down.
+  -- action: Run helixq output publish where the credentials are; helixq doctor names the destinations.
+  select 'output_not_removed', jsonb_build_object('manifest', m.id, 'tenant', m.tenant, 'queue', m.queue,
+                                                  'destination', m.destination)
+  from helix.manifest m left join helix.work w on w.batch = m.batch
+  where m.due_at is not null
+    and case when m.state = 'lost' then m.ended_at + interval '1 h'   -- output_grace()
+             when m.state = 'removing' then m.ended_at
+             when m.state = 'sealed' then m.sealed_at
+             when (w.number, w.epoch) is distinct from (m.number, m.epoch)
+                  or w.state in ('PENDING', 'FAILED', 'CANCELLED') then m.due_at
+        end < clock_timestamp() - interval '1 h'
   union all
   -- name: output_name_unbound
   -- promise: G11
@@ -9409,6 +9470,25 @@ CREATE FUNCTION helix.read_intakes_v1(p_tenant text) RETURNS TABLE(tenant text, 
 $$;
 
 ALTER FUNCTION helix.read_intakes_v1(p_tenant text) OWNER TO helix_reader;
+
+-- Name: read_known_outputs_v1(uuid[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_known_outputs_v1(p_manifest uuid[], p_uri text[]) RETURNS TABLE(manifest uuid[], uri text[])
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+  select array(select m.id from helix.manifest m
+               where m.id = any (p_manifest) and (m.due_at is not null or m.state = 'blocked')),
+         array(select u.uri
+               from unnest(p_uri) as u (uri)
+               join helix.output_name n on n.hash = sha256(convert_to(u.uri, 'UTF8'))
+               where exists (select from helix.manifest m
+                             where m.batch = n.batch and m.state in ('granted', 'sealed', 'blocked', 'removing')))
+$$;
+
+ALTER FUNCTION helix.read_known_outputs_v1(p_manifest uuid[], p_uri text[]) OWNER TO helix_reader;
 
 -- Name: read_lease_counts(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -11342,7 +11422,8 @@ begin
     set times = r.times + 1, last_at = clock_timestamp();
   delete from helix.output_name n where n.batch = p_manifest.batch;
   delete from helix.output o where o.manifest = p_manifest.id;
-  update helix.manifest m set state = 'lost', problem = v_note, due_at = clock_timestamp()
+  update helix.manifest m
+  set state = 'lost', problem = v_note, due_at = clock_timestamp(), ended_at = clock_timestamp()
   where m.id = p_manifest.id;
   return row('conflict', v_other.worker, 'RUNNING', p_manifest.id, p_manifest.destination,
              v_note)::helix.output_answer;
@@ -11535,7 +11616,8 @@ declare
 begin
   perform helix.decide_outputs(array(select m.id from helix.manifest m where m.batch = any (p_batch)));
   with removing as (
-    update helix.manifest m set state = 'removing', due_at = clock_timestamp()
+    update helix.manifest m
+    set state = 'removing', due_at = clock_timestamp(), ended_at = clock_timestamp(), problem = null
     where m.batch = any (p_batch) and m.state in ('granted', 'sealed', 'blocked', 'lost')
     returning m.batch
   )
@@ -13007,6 +13089,7 @@ CREATE FUNCTION helix.start_series() RETURNS void
                      ('helix_id_normalization_changed_total', ''), ('helix_identity_refused_total', ''),
                      ('helix_assign_conflict_total', 'submit'), ('helix_assign_conflict_total', 'claim'),
                      ('helix_stale_writes_total', 'settle'), ('helix_stale_writes_total', 'renew'),
+                     ('helix_stale_writes_total', 'outputs'),
                      ('helix_submissions_total', 'new'), ('helix_submissions_total', 'duplicate'),
                      ('helix_submissions_total', 'conflict'), ('helix_submissions_total', 'refused'),
                      ('helix_batches', 'PENDING'), ('helix_batches', 'ASSIGNED'),
@@ -13617,9 +13700,9 @@ $$;
 
 ALTER FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer) OWNER TO helix_engine;
 
--- Name: take_outputs_v1(integer, uuid[], boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: take_outputs_v1(integer, uuid[], boolean, text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[] DEFAULT NULL::uuid[], p_every_tenant boolean DEFAULT false) RETURNS SETOF helix.output_task
+CREATE FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[] DEFAULT NULL::uuid[], p_every_tenant boolean DEFAULT false, p_queue text[] DEFAULT NULL::text[]) RETURNS SETOF helix.output_task
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -13635,7 +13718,8 @@ begin
   end if;
   if p_manifest is null then
     -- Attempts in progress are looked at as well; a thousand of them must not hide the tasks behind them.
-    v_held := array(select m.id from helix.manifest m where m.due_at <= v_now
+    v_held := array(select m.id from helix.manifest m
+                    where m.due_at <= v_now and (p_queue is null or m.queue = any (p_queue))
                     order by m.due_at limit 1000 for update skip locked);
   else
     v_held := array(select m.id from helix.manifest m where m.id = any (p_manifest) for update);
@@ -13663,7 +13747,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean) OWNER TO helix_engine;
+ALTER FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean, p_queue text[]) OWNER TO helix_engine;
 
 -- Name: tenant_key_v1(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -18318,6 +18402,10 @@ REVOKE ALL ON FUNCTION helix.measure_fences() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.measure_findings() FROM PUBLIC;
 
+-- Name: FUNCTION measure_outputs(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.measure_outputs() FROM PUBLIC;
+
 -- Name: FUNCTION measure_queues(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.measure_queues() FROM PUBLIC;
@@ -18381,11 +18469,11 @@ REVOKE ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scope
 GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text) TO helix_admin;
 
--- Name: FUNCTION open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_bytes bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint) TO helix_operator;
-GRANT ALL ON FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint) TO helix_work;
+REVOKE ALL ON FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_bytes bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_bytes bigint) TO helix_operator;
+GRANT ALL ON FUNCTION helix.open_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_bytes bigint) TO helix_work;
 
 -- Name: FUNCTION output_files_v1(p_manifest uuid, p_after text, p_limit integer, p_every_tenant boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -18801,6 +18889,12 @@ GRANT ALL ON FUNCTION helix.read_identities_v1(p_tenant text, p_queue text, p_af
 REVOKE ALL ON FUNCTION helix.read_intakes_v1(p_tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_intakes_v1(p_tenant text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_intakes_v1(p_tenant text) TO helix_read;
+
+-- Name: FUNCTION read_known_outputs_v1(p_manifest uuid[], p_uri text[]); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_known_outputs_v1(p_manifest uuid[], p_uri text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_known_outputs_v1(p_manifest uuid[], p_uri text[]) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_known_outputs_v1(p_manifest uuid[], p_uri text[]) TO helix_read;
 
 -- Name: FUNCTION read_lease_counts(); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -19462,13 +19556,13 @@ REVOKE ALL ON FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit in
 GRANT ALL ON FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer) TO helix_payloads;
 
--- Name: FUNCTION take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean, p_queue text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean) TO helix_operator;
-GRANT ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean) TO helix_work;
-GRANT ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean) TO helix_operate;
-GRANT ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean) TO helix_delegate;
+REVOKE ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean, p_queue text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean, p_queue text[]) TO helix_operator;
+GRANT ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean, p_queue text[]) TO helix_work;
+GRANT ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean, p_queue text[]) TO helix_operate;
+GRANT ALL ON FUNCTION helix.take_outputs_v1(p_limit integer, p_manifest uuid[], p_every_tenant boolean, p_queue text[]) TO helix_delegate;
 
 -- Name: FUNCTION tenant_key_v1(p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
 

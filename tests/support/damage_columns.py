@@ -62,7 +62,7 @@ UNSEEN = {
     ),
     "the deadline of a lease that ended; one of a live lease is found": "work.deadline",
     "when a publisher looks again, and times for display; the settlement is the grant": (
-        "manifest.due_at manifest.granted_at manifest.sealed_at manifest.problem"
+        "manifest.due_at manifest.granted_at manifest.sealed_at manifest.ended_at manifest.problem"
     ),
     "set by every statement that changes the row": "work.step",
 }

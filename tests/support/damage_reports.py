@@ -90,6 +90,11 @@ REPORTS = {
         """update helix.manifest set state = 'granted', granted_at = now() - interval '1 day'
            where state = 'sealed'""",
     ),
+    "outputs were kept from their removal": (
+        {"output_not_removed"},
+        """update helix.manifest set due_at = now(), sealed_at = now() - interval '1 day'
+           where state = 'sealed'""",
+    ),
     "the name of an output was given to another batch": (
         {"output_name_unbound"},
         "update helix.output_name set batch = batch + 1",

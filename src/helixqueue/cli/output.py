@@ -16,7 +16,8 @@ from helixqueue.cli.options import argument, option
 from helixqueue.engine import outputs as calls
 from helixqueue.operations import outputs
 from helixqueue.outputs.publish import Publisher
-from helixqueue.outputs.stores import digest, open_store
+from helixqueue.outputs.store import digest
+from helixqueue.outputs.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

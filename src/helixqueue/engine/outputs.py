@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Final, Literal
 from helixqueue.engine.arrays import numbers, plain, texts
 from helixqueue.postgres.call import Call
 from helixqueue.postgres.statements import sql_texts
-from helixqueue.records.output import ManifestRow, OutputAnswer, OutputRow, OutputTask, TaskFile
+from helixqueue.records.output import (
+    KnownOutputs,
+    ManifestRow,
+    OutputAnswer,
+    OutputRow,
+    OutputTask,
+    TaskFile,
+)
 from helixqueue.records.page import Page
 
 if TYPE_CHECKING:
@@ -19,12 +26,13 @@ if TYPE_CHECKING:
     from helixqueue.records.output import ManifestState, StagedFile
 
 PAGE_FILES: Final = 1_000  # of one call
-Outcome = Literal["sealed", "blocked", "cleaned", "removed"]
+Outcome = Literal["sealed", "blocked", "failed", "cleaned", "removed"]
 _SQL = sql_texts("helixqueue.engine", "outputs.sql")
 
 
-def open_outputs(*, worker: str, lease: LeaseRef) -> Call[OutputAnswer]:
-    return Call(_SQL["open"], (worker, lease.batch, *lease.token), _read_answer)
+def open_outputs(*, worker: str, lease: LeaseRef, size: int | None = None) -> Call[OutputAnswer]:
+    """Open the manifest of an attempt that is about to stage `size` bytes."""
+    return Call(_SQL["open"], (worker, lease.batch, *lease.token, size), _read_answer)
 
 
 def register_outputs(
@@ -46,12 +54,16 @@ def register_outputs(
 
 
 def take_outputs(
-    *, limit: int, manifests: Sequence[UUID] | None = None, every_tenant: bool = False
+    *,
+    limit: int,
+    manifests: Sequence[UUID] | None = None,
+    every_tenant: bool = False,
+    queues: Sequence[str] | None = None,
 ) -> Call[list[OutputTask]]:
     """Take tasks that are due, or those of `manifests`."""
     return Call(
         _SQL["take"],
-        (limit, plain(manifests), every_tenant),
+        (limit, plain(manifests), every_tenant, None if queues is None else texts(queues)),
         lambda rows: [OutputTask(*row) for row in rows],
     )
 
@@ -76,6 +88,15 @@ def end_outputs(
 ) -> Call[ManifestState]:
     args = (manifest, outcome, files, problem, every_tenant)
     return Call(_SQL["finish"], args, lambda rows: rows[0][0])
+
+
+def known_outputs(*, manifests: Sequence[UUID], uris: Sequence[str]) -> Call[KnownOutputs]:
+    """Those of `manifests` whose staging is needed, and of `uris` that are published files."""
+    return Call(
+        _SQL["known"],
+        (plain(manifests), texts(uris)),
+        lambda rows: KnownOutputs(frozenset(rows[0][0]), frozenset(rows[0][1])),
+    )
 
 
 def manifests(

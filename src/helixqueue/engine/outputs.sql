@@ -4,7 +4,7 @@
 -- name: open
 -- Opens the manifest of an attempt.
 select a.answer, a.owner, a.state::text, a.manifest, a.destination, a.note
-from helix.open_outputs_v1(%s::text, %s::bigint, %s::int, %s::bigint, %s::bigint) a;
+from helix.open_outputs_v1(%s::text, %s::bigint, %s::int, %s::bigint, %s::bigint, %s::bigint) a;
 
 -- name: register
 -- Registers a page of staged files.
@@ -15,7 +15,7 @@ from helix.register_outputs_v1(%s::text, %s::bigint, %s::int, %s::bigint, %s::bi
 -- name: take
 -- Takes tasks of publishers.
 select t.manifest, t.batch_id, t.tenant, t.queue, t.task, t.state, t.destination, t.files, t.sealed
-from helix.take_outputs_v1(%s::int, %s::uuid[], %s::boolean) t;
+from helix.take_outputs_v1(%s::int, %s::uuid[], %s::boolean, %s::text[]) t;
 
 -- name: files
 -- A page of the files of a manifest.
@@ -25,6 +25,10 @@ from helix.output_files_v1(%s::uuid, %s::text, %s::int, %s::boolean) f;
 -- name: finish
 -- Ends a task; returns the state of the manifest.
 select helix.end_outputs_v1(%s::uuid, %s::text, %s::int, %s::text, %s::boolean);
+
+-- name: known
+-- What of a store the database knows.
+select k.manifest, k.uri from helix.read_known_outputs_v1(%s::uuid[], %s::text[]) k;
 
 -- name: manifests
 select m.manifest, m.batch_id, m.tenant, m.queue, m.state, m.worker, m.attempt, m.destination, m.folder, m.files,

@@ -142,9 +142,9 @@ ALERTS: Final = (
     ),
     Alert(
         "HelixOutputsUnpublished",
-        'max by (tenant, queue) (helix_manifests{state="granted"}) > 0',
-        "30m", "warn",
-        "Output files of VALUE batches of {{ $labels.queue }} are not published.",
+        "max by (tenant, queue) (helix_output_lag_seconds) > 1800",
+        "5m", "warn",
+        "Output files of a completed batch of {{ $labels.queue }} are unpublished for VALUE s.",
         "outputs",
     ),
     Alert(

@@ -8,66 +8,73 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import HelixError
 from helixqueue.failpoints import failpoint
 from helixqueue.outputs.staging import in_threads
-from helixqueue.outputs.stores import NameOccupied, digest, open_store, staged_name
+from helixqueue.outputs.store import NameOccupied, digest, staged_name
+from helixqueue.outputs.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from uuid import UUID
 
-    from helixqueue.outputs.stores import Store
-    from helixqueue.records.output import OutputTask, TaskFile
+    from helixqueue.outputs.store import Store
+    from helixqueue.records.output import ManifestState, OutputTask, TaskFile
 
 LOG = logging.getLogger("helixqueue.outputs")
 TASKS_MAX = 20  # of one call
 
 
 class Publisher:
-    """Runs tasks of one database or service: `run` executes a call of `calls`."""
+    """Runs tasks of one database or service: `run` executes a call of `calls`.
+
+    `queues`: take tasks of these only.
+    """
 
     def __init__(
         self,
         run: Callable[[Any], Awaitable[Any]],
         calls: Any,
+        *,
+        queues: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
         self._run = run
         self._calls = calls
+        self._queues = queues
         self._options = options
 
     async def publish(self, manifests: Sequence[UUID] | None = None) -> list[OutputTask]:
         """Do the tasks that are due, or those of `manifests`; returns those that were taken."""
         tasks: list[OutputTask] = await self._run(
-            self._calls.take_outputs(limit=TASKS_MAX, manifests=manifests, **self._options)
+            self._calls.take_outputs(
+                limit=TASKS_MAX, manifests=manifests, queues=self._queues, **self._options
+            )
         )
         for task in tasks:
             try:
                 await self._do(task)
-            except HelixError as error:  # another process, or the next time
-                LOG.warning("outputs of batch %s: %s failed: %s", task.batch_id, task.task, error)
-            except OSError as error:
-                LOG.warning("outputs of batch %s: %s failed: %s", task.batch_id, task.task, error)
+            except (HelixError, OSError) as error:  # another process, or the next time
+                with suppress(HelixError):
+                    await self._fail(task, error)
         return tasks
 
     async def _do(self, task: OutputTask) -> None:
         store = await asyncio.to_thread(open_store, task.destination)
-        if task.task == "publish":
-            if not await self._publish(task, store):
-                return
-        elif task.task == "remove":
-            await asyncio.to_thread(store.remove_staging, task.manifest)
-            await self._remove(task, store)
-            await self._end(task, "removed")
+        await asyncio.to_thread(store.require)
+        if task.task == "publish" and await self._publish(task, store) != "sealed":
             return
         await asyncio.to_thread(store.remove_staging, task.manifest)
-        await self._end(task, "cleaned")
+        if task.task == "remove":
+            async for page in self._pages(task):
+                await _remove(store, page, sealed=task.sealed)
+        await self._end(task, "removed" if task.task == "remove" else "cleaned")
 
-    async def _publish(self, task: OutputTask, store: Store) -> bool:
-        """Publish and seal; false if the manifest is blocked."""
+    async def _publish(self, task: OutputTask, store: Store) -> ManifestState:
+        """Publish and seal; returns the state of the manifest."""
 
         def name(file: TaskFile) -> None:
             staged = staged_name(task.manifest, file.number)
@@ -75,28 +82,24 @@ class Publisher:
             failpoint("outputs.publish")
 
         count = 0
+        page: Sequence[TaskFile] = ()
         try:
             async for page in self._pages(task):
                 await in_threads(name, page)
                 count += len(page)
+            await asyncio.to_thread(store.sync)
+            failpoint("outputs.seal")
+            state = await self._end(task, "sealed", files=count)
+            failpoint("outputs.sealed")
         except NameOccupied as error:
             LOG.error("outputs of batch %s are blocked: %s", task.batch_id, error)  # noqa: TRY400
-            await self._end(task, "blocked", problem=str(error))
-            return False
-        await asyncio.to_thread(store.sync)
-        failpoint("outputs.seal")
-        await self._end(task, "sealed", files=count)
-        failpoint("outputs.sealed")
-        return True
-
-    async def _remove(self, task: OutputTask, store: Store) -> None:
-        def remove(file: TaskFile) -> None:
-            # Before the seal, an object may be another's.
-            if task.sealed or _is_ours(store, file):
-                store.remove(file.name)
-
-        async for page in self._pages(task):
-            await in_threads(remove, page)
+            state = await self._end(task, "blocked", problem=str(error))
+        except (HelixError, OSError) as error:
+            state = await self._fail(task, error)
+        if state in {"removing", "removed"}:
+            # They were erased while this process was frozen between reading and creating objects.
+            await _remove(store, page, sealed=False)
+        return state
 
     async def _pages(self, task: OutputTask) -> AsyncIterator[list[TaskFile]]:
         after = ""
@@ -106,12 +109,26 @@ class Publisher:
             yield page
             after = page[-1].path
 
-    async def _end(self, task: OutputTask, outcome: str, **details: Any) -> None:
-        await self._run(
+    async def _fail(self, task: OutputTask, error: Exception) -> ManifestState:
+        LOG.warning("outputs of batch %s: %s failed: %s", task.batch_id, task.task, error)
+        return await self._end(task, "failed", problem=str(error))
+
+    async def _end(self, task: OutputTask, outcome: str, **details: Any) -> ManifestState:
+        state: ManifestState = await self._run(
             self._calls.end_outputs(
                 manifest=task.manifest, outcome=outcome, **details, **self._options
             )
         )
+        return state
+
+
+async def _remove(store: Store, files: Sequence[TaskFile], *, sealed: bool) -> None:
+    def remove(file: TaskFile) -> None:
+        # Before the seal, an object may be another's.
+        if sealed or _is_ours(store, file):
+            store.remove(file.name)
+
+    await in_threads(remove, files)
 
 
 def _is_ours(store: Store, file: TaskFile) -> bool:

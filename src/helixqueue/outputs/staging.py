@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, TypeVar
 
 from helixqueue.failpoints import failpoint
-from helixqueue.outputs.stores import staged_name
+from helixqueue.outputs.store import staged_name
 from helixqueue.records.output import StagedFile
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from helixqueue.outputs.scratch import ScratchFile
-    from helixqueue.outputs.stores import Store
+    from helixqueue.outputs.store import Store
 
 T = TypeVar("T")
 R = TypeVar("R")

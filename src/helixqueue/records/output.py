@@ -53,6 +53,13 @@ class TaskFile(NamedTuple):
     sha256: bytes
 
 
+class KnownOutputs(NamedTuple):
+    """What of a store the database knows."""
+
+    manifests: frozenset[UUID]  # whose staging is needed
+    uris: frozenset[str]  # published files
+
+
 @dataclass(frozen=True, slots=True)
 class ManifestRow:
     """The outputs of one attempt. Readers see the files of sealed manifests."""
@@ -67,11 +74,11 @@ class ManifestRow:
     destination: str
     folder: str  # of the files, below the destination
     files: int | None  # null until all files are registered
-    bytes: int | None
+    bytes: int | None  # until then, what the worker found
     opened_at: datetime
     granted_at: datetime | None
     sealed_at: datetime | None
-    problem: str | None  # blocked: why
+    problem: str | None  # why it is blocked, or why the last try to publish failed
 
 
 @dataclass(frozen=True, slots=True)

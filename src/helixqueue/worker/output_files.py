@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from helixqueue.outputs.scratch import ScratchFile
-    from helixqueue.outputs.stores import Store
+    from helixqueue.outputs.store import Store
     from helixqueue.records.output import OutputAnswer, StagedFile
     from helixqueue.transport.protocol import Transport
     from helixqueue.worker.attempt import Attempt
@@ -32,8 +32,9 @@ PUBLISH_SECONDS = 5.0  # between two looks for what a worker that crashed left g
 
 
 class OutputFiles:
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, queues: Sequence[str]) -> None:
         self._transport = transport
+        self._queues = queues  # of this worker: it has the credentials of their destinations
         self._publishing: set[asyncio.Task[Any]] = set()
         self._is_used = asyncio.Event()
 
@@ -58,7 +59,8 @@ class OutputFiles:
             return
         files = await self._survey(attempt)
         if files:
-            opened = await self._call(attempt, "open_outputs")
+            size = sum(file.size for file in files)
+            opened = await self._call(attempt, "open_outputs", size=size)
             if opened.destination is None or opened.manifest is None:
                 raise _failure(f"queue {attempt.row.queue} has no destination for output files")
             store = await asyncio.to_thread(open_store, opened.destination)
@@ -151,7 +153,8 @@ class OutputFiles:
             await self._publish(None)
 
     async def _publish(self, manifests: Sequence[UUID] | None) -> None:
-        publisher = Publisher(self._transport.run, self._transport.output_calls)
+        calls = self._transport.output_calls
+        publisher = Publisher(self._transport.run, calls, queues=self._queues)
         with suppress(HelixError):  # else a later look publishes
             await with_retries(publisher.publish, manifests, seconds=60.0)
 

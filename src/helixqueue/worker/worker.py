@@ -74,7 +74,7 @@ class Worker:
         self._handlers = handlers
         self._in_flight = InFlight(transport.worker)
         self._heartbeat = self._in_flight.heartbeat = Heartbeat(transport.spec, self._in_flight)
-        self._outputs = self._in_flight.outputs = OutputFiles(transport)
+        self._outputs = self._in_flight.outputs = OutputFiles(transport, sorted(handlers))
         self.health = WorkerHealth(options.slots, self._in_flight)
         self._capacity = Capacity(options, self._in_flight, self.health.handlers)
         self._claimer = Claimer(

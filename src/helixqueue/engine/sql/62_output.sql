@@ -37,12 +37,13 @@ create table helix.manifest (
   destination   text not null check (helix.is_destination(destination)),
   folder        text not null,             -- of the final names, below the destination
   files         integer,                   -- set when the manifest is registered
-  bytes         bigint,
+  bytes         bigint,                    -- what the worker found; when registered, the sum of its files
   due_at        timestamptz default clock_timestamp(),  -- of the next task (63_publish.sql); null: none
   registered_at timestamptz,
   granted_at    timestamptz,
   sealed_at     timestamptz,
-  problem       helix.long_text,           -- blocked: why
+  ended_at      timestamptz,               -- lost, removing: since when
+  problem       helix.long_text,           -- why it is blocked, or why the last task failed
   hash          helix.sha256,              -- of a registered manifest and its files; see manifest_hash
   unique (batch, number, epoch)
 ) with (fillfactor = 70);
@@ -203,7 +204,7 @@ $$;
 
 -- Opens the manifest of an attempt; a repeated call returns the same one.
 create function helix.open_outputs_v1(
-  p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint
+  p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_bytes bigint default null
 ) returns setof helix.output_answer
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -213,9 +214,9 @@ begin
   p_worker := helix.actor_of(p_worker);
   v_answer := helix.output_holder(p_worker, p_batch, p_epoch, p_nonce, p_number);
   if v_answer.answer = 'ok' then
-    insert into helix.manifest (batch, number, epoch, attempt, tenant, queue, worker, destination, folder)
+    insert into helix.manifest (batch, number, epoch, attempt, tenant, queue, worker, destination, folder, bytes)
     select w.batch, w.number, w.epoch, w.attempt, q.tenant, q.name, p_worker, q.outputs,
-           helix.output_folder(w.batch)
+           helix.output_folder(w.batch), p_bytes
     from helix.work w join helix.queue q on q.id = w.queue
     where w.batch = p_batch and q.outputs <> ''
     on conflict (batch, number, epoch) do nothing;
@@ -329,7 +330,8 @@ begin
     set times = r.times + 1, last_at = clock_timestamp();
   delete from helix.output_name n where n.batch = p_manifest.batch;
   delete from helix.output o where o.manifest = p_manifest.id;
-  update helix.manifest m set state = 'lost', problem = v_note, due_at = clock_timestamp()
+  update helix.manifest m
+  set state = 'lost', problem = v_note, due_at = clock_timestamp(), ended_at = clock_timestamp()
   where m.id = p_manifest.id;
   return row('conflict', v_other.worker, 'RUNNING', p_manifest.id, p_manifest.destination,
              v_note)::helix.output_answer;

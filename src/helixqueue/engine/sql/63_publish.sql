@@ -30,6 +30,7 @@ begin
   set state = d.state, due_at = case d.state when 'lost' then v_now + helix.output_grace()
                                              when 'granted' then '-infinity'::timestamptz end,
       granted_at = case when d.state <> 'lost' then v_now end,
+      ended_at = case when d.state = 'lost' then v_now end,
       problem = case when d.state = 'blocked' then 'the attempt completed before its files were registered' end
   from (select o.id, case when w.batch is null or (w.number, w.epoch) is distinct from (o.number, o.epoch)
                             then 'lost'
@@ -44,9 +45,10 @@ end
 $$;
 
 -- Takes tasks that are due, or those of p_manifest at once; for a minute others do not take them. Blocked manifests
--- are tried again only by name.
+-- are tried again only by name. Workers take tasks of their own queues: they have the credentials of no other.
 create function helix.take_outputs_v1(
-  p_limit integer, p_manifest uuid[] default null, p_every_tenant boolean default false
+  p_limit integer, p_manifest uuid[] default null, p_every_tenant boolean default false,
+  p_queue text[] default null
 )
 returns setof helix.output_task
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -61,7 +63,8 @@ begin
   end if;
   if p_manifest is null then
     -- Attempts in progress are looked at as well; a thousand of them must not hide the tasks behind them.
-    v_held := array(select m.id from helix.manifest m where m.due_at <= v_now
+    v_held := array(select m.id from helix.manifest m
+                    where m.due_at <= v_now and (p_queue is null or m.queue = any (p_queue))
                     order by m.due_at limit 1000 for update skip locked);
   else
     v_held := array(select m.id from helix.manifest m where m.id = any (p_manifest) for update);
@@ -112,6 +115,7 @@ $$;
 -- Ends a task: what a publisher did, and how many files it handled.
 --   sealed    every file has its final name; demands that their number is that of the manifest
 --   blocked   p_problem says why
+--   failed    p_problem says why; the task is due again when the minute of its taker is over
 --   cleaned   staging is removed
 --   removed   staging and published files are removed: the rows of the files go as well
 -- Returns the state of the manifest; null if it is not there.
@@ -143,6 +147,8 @@ begin
   elsif p_outcome = 'blocked' and v_manifest.state = 'granted' then
     update helix.manifest m
     set state = 'blocked', problem = left(p_problem, 16000), due_at = null where m.id = p_manifest;
+  elsif p_outcome = 'failed' and v_manifest.due_at is not null then
+    update helix.manifest m set problem = left(p_problem, 16000) where m.id = p_manifest;
   elsif p_outcome = 'cleaned' and v_manifest.state in ('sealed', 'lost') then
     update helix.manifest m set due_at = null where m.id = p_manifest;
     if v_manifest.state = 'lost' then
@@ -170,7 +176,8 @@ declare
 begin
   perform helix.decide_outputs(array(select m.id from helix.manifest m where m.batch = any (p_batch)));
   with removing as (
-    update helix.manifest m set state = 'removing', due_at = clock_timestamp()
+    update helix.manifest m
+    set state = 'removing', due_at = clock_timestamp(), ended_at = clock_timestamp(), problem = null
     where m.batch = any (p_batch) and m.state in ('granted', 'sealed', 'blocked', 'lost')
     returning m.batch
   )
@@ -192,6 +199,21 @@ end
 $$;
 
 -- Reads.
+
+-- For reconciliation with what a store contains: which staging prefixes still have a task or an attempt, and which
+-- objects are published files of a batch that completed.
+create function helix.read_known_outputs_v1(p_manifest uuid[], p_uri text[])
+returns table (manifest uuid[], uri text[])
+language sql stable security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off as $$
+  select array(select m.id from helix.manifest m
+               where m.id = any (p_manifest) and (m.due_at is not null or m.state = 'blocked')),
+         array(select u.uri
+               from unnest(p_uri) as u (uri)
+               join helix.output_name n on n.hash = sha256(convert_to(u.uri, 'UTF8'))
+               where exists (select from helix.manifest m
+                             where m.batch = n.batch and m.state in ('granted', 'sealed', 'blocked', 'removing')))
+$$;
 
 -- Manifests, newest first: of some batches, or of a tenant by queue and state.
 create function helix.read_manifests_v1(

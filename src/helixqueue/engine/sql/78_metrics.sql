@@ -95,6 +95,7 @@ begin
   perform helix.measure_fences();
   perform helix.measure_feeds();
   perform helix.measure_streams();
+  perform helix.measure_outputs();
   perform helix.measure_server();
   return p_limit;
 end
@@ -168,6 +169,7 @@ language sql volatile as $$
                      ('helix_id_normalization_changed_total', ''), ('helix_identity_refused_total', ''),
                      ('helix_assign_conflict_total', 'submit'), ('helix_assign_conflict_total', 'claim'),
                      ('helix_stale_writes_total', 'settle'), ('helix_stale_writes_total', 'renew'),
+                     ('helix_stale_writes_total', 'outputs'),
                      ('helix_submissions_total', 'new'), ('helix_submissions_total', 'duplicate'),
                      ('helix_submissions_total', 'conflict'), ('helix_submissions_total', 'refused'),
                      ('helix_batches', 'PENDING'), ('helix_batches', 'ASSIGNED'),

@@ -142,6 +142,38 @@ begin
 end
 $$;
 
+-- Outputs: how long the oldest completed batch has waited for its files to be published, and the bytes that lost
+-- attempts staged and no publisher has removed. Blocked manifests are counted by themselves.
+create function helix.measure_outputs() returns void
+language plpgsql
+set enable_sort = on set jit = off as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  perform helix.set_gauges('{helix_output_lag_seconds,helix_output_orphaned_bytes}', array(
+    with due as materialized (
+      select m.tenant, m.queue, m.bytes, m.state,
+             case when m.state = 'granted' then m.granted_at
+                  when m.state in ('open', 'registered') and w.state = 'COMPLETED'
+                       and (w.number, w.epoch) = (m.number, m.epoch) then w.changed_at end as granted_at,
+             m.state = 'lost' or m.state in ('open', 'registered')
+               and ((w.number, w.epoch) is distinct from (m.number, m.epoch)
+                    or w.state in ('PENDING', 'FAILED', 'CANCELLED')) as is_lost
+      from helix.manifest m left join helix.work w on w.batch = m.batch
+      where m.due_at is not null
+    )
+    select row(q.tenant, n.name, q.name, '', n.value)::helix.metric
+    from helix.queue q
+    left join lateral (
+      select min(d.granted_at) as oldest, sum(d.bytes) filter (where d.is_lost) as orphaned
+      from due d where d.tenant = q.tenant and d.queue = q.name) s on true
+    cross join lateral (
+      values ('helix_output_lag_seconds', coalesce(extract(epoch from v_now - s.oldest), 0)::double precision),
+             ('helix_output_orphaned_bytes', coalesce(s.orphaned, 0)::double precision)) as n (name, value)
+    where q.outputs <> '' or s.oldest is not null or s.orphaned > 0));
+end
+$$;
+
 -- Consumer groups as Redis described them at the last look, the time of that look, and the last report of each
 -- intake that was not stopped. Figures of a look a minute ago are left out: they would look like current ones.
 create function helix.measure_streams() returns void

@@ -24,12 +24,32 @@ language sql stable set work_mem = '128MB' set jit = off as $$
   union all
   -- name: output_not_sealed
   -- promise: G11
-  -- means: Files were granted more than an hour ago and are not published: no process has the credentials of their
-  --        destination, or it is down.
+  -- means: A batch completed more than an hour ago and its files are not published: no process has the credentials of
+  --        their destination, or it is down.
   -- action: Run helixq output publish where the credentials are; helixq doctor names the destinations.
   select 'output_not_sealed', jsonb_build_object('manifest', m.id, 'tenant', m.tenant, 'queue', m.queue,
                                                  'destination', m.destination)
-  from helix.manifest m where m.state = 'granted' and m.granted_at < clock_timestamp() - interval '1 h'
+  from helix.manifest m left join helix.work w on w.batch = m.batch
+  where case when m.state = 'granted' then m.granted_at
+             when m.state in ('open', 'registered') and w.state = 'COMPLETED'
+                  and (w.number, w.epoch) = (m.number, m.epoch) then w.changed_at
+        end < clock_timestamp() - interval '1 h'
+  union all
+  -- name: output_not_removed
+  -- promise: G11
+  -- means: Files that were erased, or what a lost attempt staged, should be gone for an hour and are still at their
+  --        destination: no process has its credentials, or it is down.
+  -- action: Run helixq output publish where the credentials are; helixq doctor names the destinations.
+  select 'output_not_removed', jsonb_build_object('manifest', m.id, 'tenant', m.tenant, 'queue', m.queue,
+                                                  'destination', m.destination)
+  from helix.manifest m left join helix.work w on w.batch = m.batch
+  where m.due_at is not null
+    and case when m.state = 'lost' then m.ended_at + interval '1 h'   -- output_grace()
+             when m.state = 'removing' then m.ended_at
+             when m.state = 'sealed' then m.sealed_at
+             when (w.number, w.epoch) is distinct from (m.number, m.epoch)
+                  or w.state in ('PENDING', 'FAILED', 'CANCELLED') then m.due_at
+        end < clock_timestamp() - interval '1 h'
   union all
   -- name: output_name_unbound
   -- promise: G11

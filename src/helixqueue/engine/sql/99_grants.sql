@@ -179,6 +179,7 @@ begin
       ('end_outputs_v1',         'work operate delegate'),
       ('read_manifests_v1',      'read'),
       ('read_outputs_v1',        'read'),
+      ('read_known_outputs_v1',  'read'),
       -- Fences: an application guards its requests, a worker its effects.
       ('claim_fence_v1',         'submit work'),
       ('seal_fence_v1',          'submit work'),
