@@ -2513,6 +2513,7 @@ ALTER FUNCTION helix.content_hash(p_failure text, p_detail text, p_result text) 
 
 CREATE FUNCTION helix.count_answers(p_tenant text, p_queue text, p_actor text, p_kind text[], p_batch bigint[], p_detail text[], p_life bigint DEFAULT NULL::bigint, p_evidence bytea DEFAULT NULL::bytea, p_times bigint[] DEFAULT NULL::bigint[]) RETURNS void
     LANGUAGE plpgsql
+    SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
     SET enable_nestloop TO 'on'
     SET jit TO 'off'
@@ -2524,7 +2525,8 @@ declare
   v_subject bytea[];
   v_first   integer[];
   v_times   bigint[];
-  v_row     tid[];
+  v_row     tid[];       -- the rows of these answers, as far as there are any
+  v_held    integer;
   v_used    integer;
   v_over    integer[];
 begin
@@ -2541,28 +2543,37 @@ begin
     v_row := array(select (select r.ctid from helix.answer_count r
                            where r.subject = u.subject and r.minute = v_minute limit 1 for update skip locked)
                    from unnest(v_subject) with ordinality as u (subject, place) order by u.place);
-    update helix.answer_count r set times = r.times + u.times, last_at = v_now
-    from unnest(v_row, v_times) as u (place, times) where r.ctid = u.place;
+    v_held := cardinality(array_remove(v_row, null));
+    if v_held > 0 then
+      update helix.answer_count r set times = r.times + u.times, last_at = v_now
+      from unnest(v_row, v_times) as u (place, times) where r.ctid = u.place;
+    end if;
+    if v_held = cardinality(v_subject) then
+      return;
+    end if;
   end if;
-  if cardinality(array_remove(v_row, null)) = cardinality(v_subject) then
-    return;
+  if v_bounded then
+    v_used := (select r.place from helix.answer_count r where r.tenant = p_tenant and r.minute = v_minute
+               order by r.place desc limit 1);
   end if;
-  v_used := (select r.place from helix.answer_count r where r.tenant = p_tenant and r.minute = v_minute
-             order by r.place desc limit 1);
-  with added as materialized (
-    select u.*, coalesce(v_used, 0) + sum(
-             1 + (coalesce(octet_length(p_detail[u.first]), 0) + coalesce(octet_length(p_evidence), 0)) / 1024
-           ) over (order by u.first) as place
-    from unnest(v_subject, v_first, v_times, v_row) as u (subject, first, times, held) where u.held is null
-  ),
-  noted as (
-    insert into helix.answer_count (subject, minute, place, tenant, queue, kind, batch, life, actor, detail, evidence,
-                                    at, last_at, times)
-    select a.subject, v_minute, case when v_bounded then a.place else 0 end, p_tenant, p_queue, p_kind[a.first],
-           p_batch[a.first], p_life, p_actor, p_detail[a.first], p_evidence, v_now, v_now, a.times
-    from added a where not v_bounded or a.place <= helix.answer_rate()
-  )
-  select array_agg(a.first) into v_over from added a where v_bounded and a.place > helix.answer_rate();
+  if v_used >= helix.answer_rate() then  -- as the insert below would find, at the cost of one look
+    v_over := array(select u.first from unnest(v_first, v_row) as u (first, held) where u.held is null);
+  else
+    with added as materialized (
+      select u.*, coalesce(v_used, 0) + sum(
+               1 + (coalesce(octet_length(p_detail[u.first]), 0) + coalesce(octet_length(p_evidence), 0)) / 1024
+             ) over (order by u.first) as place
+      from unnest(v_subject, v_first, v_times, v_row) as u (subject, first, times, held) where u.held is null
+    ),
+    noted as (
+      insert into helix.answer_count (subject, minute, place, tenant, queue, kind, batch, life, actor, detail, evidence,
+                                      at, last_at, times)
+      select a.subject, v_minute, case when v_bounded then a.place else 0 end, p_tenant, p_queue, p_kind[a.first],
+             p_batch[a.first], p_life, p_actor, p_detail[a.first], p_evidence, v_now, v_now, a.times
+      from added a where not v_bounded or a.place <= helix.answer_rate()
+    )
+    select array_agg(a.first) into v_over from added a where v_bounded and a.place > helix.answer_rate();
+  end if;
   if v_over is not null then
     perform helix.count_answers(
       p_tenant, case when p_life is null then p_queue else 'other' end, '*', array_agg(o.kind), null,

@@ -40,12 +40,14 @@ create function helix.answer_rate() returns integer
 language sql immutable as $$ select 600 $$;
 
 -- Counts answers to one caller about one queue or fence. Arrays run in parallel.
+-- Generic plans: PostgreSQL expects ten elements of an unknown array and one of this call's, finds its own plan for the
+-- call cheaper each time, and would spend half of a repeated fence call on planning.
 create function helix.count_answers(
   p_tenant text, p_queue text, p_actor text, p_kind text[], p_batch bigint[], p_detail text[],
   p_life bigint default null, p_evidence bytea default null, p_times bigint[] default null
 ) returns void
 language plpgsql
-set enable_seqscan = off set enable_nestloop = on set jit = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_nestloop = on set jit = off as $$
 declare
   v_now     timestamptz := clock_timestamp();
   v_minute  timestamptz := date_bin('1 minute', v_now, 'epoch');
@@ -53,7 +55,8 @@ declare
   v_subject bytea[];
   v_first   integer[];
   v_times   bigint[];
-  v_row     tid[];
+  v_row     tid[];       -- the rows of these answers, as far as there are any
+  v_held    integer;
   v_used    integer;
   v_over    integer[];
 begin
@@ -70,28 +73,37 @@ begin
     v_row := array(select (select r.ctid from helix.answer_count r
                            where r.subject = u.subject and r.minute = v_minute limit 1 for update skip locked)
                    from unnest(v_subject) with ordinality as u (subject, place) order by u.place);
-    update helix.answer_count r set times = r.times + u.times, last_at = v_now
-    from unnest(v_row, v_times) as u (place, times) where r.ctid = u.place;
+    v_held := cardinality(array_remove(v_row, null));
+    if v_held > 0 then
+      update helix.answer_count r set times = r.times + u.times, last_at = v_now
+      from unnest(v_row, v_times) as u (place, times) where r.ctid = u.place;
+    end if;
+    if v_held = cardinality(v_subject) then
+      return;
+    end if;
   end if;
-  if cardinality(array_remove(v_row, null)) = cardinality(v_subject) then
-    return;
+  if v_bounded then
+    v_used := (select r.place from helix.answer_count r where r.tenant = p_tenant and r.minute = v_minute
+               order by r.place desc limit 1);
   end if;
-  v_used := (select r.place from helix.answer_count r where r.tenant = p_tenant and r.minute = v_minute
-             order by r.place desc limit 1);
-  with added as materialized (
-    select u.*, coalesce(v_used, 0) + sum(
-             1 + (coalesce(octet_length(p_detail[u.first]), 0) + coalesce(octet_length(p_evidence), 0)) / 1024
-           ) over (order by u.first) as place
-    from unnest(v_subject, v_first, v_times, v_row) as u (subject, first, times, held) where u.held is null
-  ),
-  noted as (
-    insert into helix.answer_count (subject, minute, place, tenant, queue, kind, batch, life, actor, detail, evidence,
-                                    at, last_at, times)
-    select a.subject, v_minute, case when v_bounded then a.place else 0 end, p_tenant, p_queue, p_kind[a.first],
-           p_batch[a.first], p_life, p_actor, p_detail[a.first], p_evidence, v_now, v_now, a.times
-    from added a where not v_bounded or a.place <= helix.answer_rate()
-  )
-  select array_agg(a.first) into v_over from added a where v_bounded and a.place > helix.answer_rate();
+  if v_used >= helix.answer_rate() then  -- as the insert below would find, at the cost of one look
+    v_over := array(select u.first from unnest(v_first, v_row) as u (first, held) where u.held is null);
+  else
+    with added as materialized (
+      select u.*, coalesce(v_used, 0) + sum(
+               1 + (coalesce(octet_length(p_detail[u.first]), 0) + coalesce(octet_length(p_evidence), 0)) / 1024
+             ) over (order by u.first) as place
+      from unnest(v_subject, v_first, v_times, v_row) as u (subject, first, times, held) where u.held is null
+    ),
+    noted as (
+      insert into helix.answer_count (subject, minute, place, tenant, queue, kind, batch, life, actor, detail, evidence,
+                                      at, last_at, times)
+      select a.subject, v_minute, case when v_bounded then a.place else 0 end, p_tenant, p_queue, p_kind[a.first],
+             p_batch[a.first], p_life, p_actor, p_detail[a.first], p_evidence, v_now, v_now, a.times
+      from added a where not v_bounded or a.place <= helix.answer_rate()
+    )
+    select array_agg(a.first) into v_over from added a where v_bounded and a.place > helix.answer_rate();
+  end if;
   if v_over is not null then
     perform helix.count_answers(
       p_tenant, case when p_life is null then p_queue else 'other' end, '*', array_agg(o.kind), null,
