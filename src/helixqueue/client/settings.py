@@ -59,7 +59,7 @@ class HttpSettings(TypedDict, total=False):
     connect_seconds: float  # to connect to the service: 10
     answer_seconds: float  # for one request: 30
     wait_seconds: float  # for a free connection: 10
-    retry_seconds: float  # total, while the service or its database is unavailable: 30
+    retry_seconds: float  # total, while the service or its database is unavailable: 900
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class ResolvedHttpSettings:
     connect_seconds: float = 10.0
     answer_seconds: float = 30.0
     wait_seconds: float = 10.0
-    retry_seconds: float = 30.0
+    retry_seconds: float = 900.0  # about 20 tries (operations/instructions.py)
 
     @classmethod
     def of(cls, settings: HttpSettings) -> Self:
