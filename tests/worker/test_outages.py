@@ -7,6 +7,7 @@ import logging
 import math
 import threading
 import time
+from itertools import pairwise
 from urllib.parse import quote
 
 import pytest
@@ -141,6 +142,20 @@ def test_retries_are_bounded_and_end_with_the_last_error():
     assert tries[-1] - began < 5  # a busy machine is late, and no new patience
     assert len(tries) > 2
     assert retry.TOTAL_SECONDS == 15 * 60
+
+
+def test_worker_repeats_no_call_before_the_retry_after_of_a_service():
+    errors = [Unavailable("too many requests", retry_after=0.3) for _ in range(3)]
+    tries = []
+
+    async def ask():
+        tries.append(time.monotonic())
+        if errors:
+            raise errors.pop()
+
+    asyncio.run(retry.with_retries(ask))
+    assert all(later - earlier >= 0.3 for earlier, later in pairwise(tries))
+    assert len(tries) == 4
 
 
 def test_lost_calls_are_retried_and_refused_calls_are_not():

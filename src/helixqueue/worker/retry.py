@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from itertools import count
@@ -41,6 +42,9 @@ async def with_retries(
                 on_error(error)
             limit = min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**retries)
             delay = random.uniform(0, limit)  # noqa: S311 - jitter
+            after = getattr(error, "retry_after", None) or 0.0
+            # Infinite where a repeat cannot succeed: a worker goes on until the cause is corrected.
+            delay += after if math.isfinite(after) else 0.0
             if time.monotonic() + delay > deadline:
                 raise
             if retries == 0:
