@@ -17,6 +17,7 @@ from helixqueue.errors import (
 )
 from helixqueue.identity import canonical_text, diff, identity_texts
 from helixqueue.operations import engine
+from helixqueue.operations.chunks import chunks
 from helixqueue.operations.instructions import Execute, Instructions, Sleep
 from helixqueue.operations.operation import operation
 from helixqueue.records.ledger import (
@@ -41,7 +42,7 @@ from helixqueue.records.parameter import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from helixqueue.operations.batches import Operations
     from helixqueue.records.ledger import AppendedRow, EntityName
@@ -308,27 +309,27 @@ def append_many(
     """Append in chunks, each with a commit of its own; answers are in the order of the input."""
     answers: list[Appended | None] = []  # None: of the next row that is sent
     sent: list[Appended] = []
-    rows: list[NewEventRow] = []
-    chars = 0
-    for item in events:
-        try:
-            row = prepare_event(_new_event(item), machine, _bytes_max(operations))
-        except Refused as error:
-            answers.append(Appended("refused", rules=(str(error),)))
-            continue
-        size = len(row.payload) + len(row.entity)
-        full = len(rows) >= CHUNK_ROWS or chars + size > operations.call_set.chunk_chars
-        if rows and full:
-            sent += yield from _send(operations, ledger, rows, within)
+
+    def rows() -> Iterator[NewEventRow]:
+        for item in events:
+            try:
+                row = prepare_event(_new_event(item), machine, _bytes_max(operations))
+            except Refused as error:
+                answers.append(Appended("refused", rules=(str(error),)))
+            else:
+                answers.append(None)
+                yield row
+
+    for chunk in chunks(rows(), _size, size=operations.call_set.chunk_chars, length=CHUNK_ROWS):
+        if sent:
             yield Sleep(0)
-            rows, chars = [], 0
-        answers.append(None)
-        rows.append(row)
-        chars += size
-    if rows:
-        sent += yield from _send(operations, ledger, rows, within)
+        sent += yield from _send(operations, ledger, chunk, within)
     rest = iter(sent)
     return [answer or next(rest) for answer in answers]
+
+
+def _size(row: NewEventRow) -> int:
+    return len(row.payload) + len(row.entity)
 
 
 def _bytes_max(operations: Operations) -> int:
