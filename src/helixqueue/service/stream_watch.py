@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from helixqueue.engine import streams
 from helixqueue.errors import HelixError
+from helixqueue.service.background import BackgroundTask
 
 if TYPE_CHECKING:
     from helixqueue.engine.streams import StreamGroup
@@ -22,21 +23,11 @@ log = logging.getLogger("helixqueue.service.streams")
 LOOK_SECONDS: Final = 5.0
 
 
-class StreamWatch:
+class StreamWatch(BackgroundTask):
     def __init__(self, sessions: TenantSessions, redis: str) -> None:
         self._sessions = sessions
         self._redis = redis
-        self._task: asyncio.Task[None] | None = None
         self._problem: str | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="helix-streams")
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
 
     async def _run(self) -> None:
         call = streams.groups_to_look_at(seconds=LOOK_SECONDS)
