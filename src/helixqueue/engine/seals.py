@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from helixqueue.errors import Refused
+from helixqueue.engine.cursors import LAST_ID, after_number
 from helixqueue.postgres.call import Call
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.page import Page
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from helixqueue.postgres.call import Row
 
 _SQL = sql_texts("helixqueue.engine", "seals.sql")
-_LAST = 2**63 - 1
 
 
 def list_seals(*, after: str | None, limit: int) -> Call[Page[SealRow]]:
@@ -25,9 +24,7 @@ def list_seals(*, after: str | None, limit: int) -> Call[Page[SealRow]]:
         shown = tuple(_read(row) for row in rows[:limit])
         return Page(shown, str(shown[-1].number) if len(rows) > limit else None)
 
-    if after is not None and not (after.isascii() and after.isdigit() and len(after) < 19):
-        raise Refused(f"expected the `next` of an earlier page, got {after[:80]!r}")
-    return Call(_SQL["seals"], (int(after or _LAST), limit + 1, False), read)
+    return Call(_SQL["seals"], (after_number(after, LAST_ID), limit + 1, False), read)
 
 
 def find_seal(*, number: int | None) -> Call[SealRow | None]:
@@ -37,7 +34,7 @@ def find_seal(*, number: int | None) -> Call[SealRow | None]:
         found = _read(rows[0]) if rows else None
         return None if found is None or number not in {None, found.number} else found
 
-    return Call(_SQL["seals"], (_LAST if number is None else number + 1, 1, True), read)
+    return Call(_SQL["seals"], (LAST_ID if number is None else number + 1, 1, True), read)
 
 
 def add_seal(
