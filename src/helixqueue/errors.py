@@ -1,35 +1,7 @@
 """Every error HelixQueue raises.
 
-```
-HelixError
-  Refused                    the answer is no; asking again changes nothing
-    InvalidIdentity          the identifier breaks its profile (.code_point, .offset, .suggestion)
-    InvalidPayload           not strict JSON, or too large (.path)
-    Conflict                 the identity was submitted with another payload (.diff)
-    LeaseLost                the token is no longer the owner's (.owner)
-    IllegalTransition        no such arrow from the state the batch is in
-    NotPermitted             this role may not touch that tenant, queue or function
-    NotInTransaction         `within=` needs an open transaction
-    QueueClosed              the queue takes no new work now
-    NotFound                 the tenant has no such thing: NoSuchBatch, NoSuchQueue, NoSuchWorker,
-                             NoSuchLetter, NoSuchOutputs, NoSuchSeal, NoSuchToken, NoSuchLedger,
-                             NoSuchEntity, NoSuchFeed, NoSuchFence, NoSuchWebhook
-    BadSignature             no valid secret signed the delivery, or its source is unknown
-    UnreadableDelivery       a signed delivery that is no event
-    NotInDoubt               the fence is not in doubt, or has another version (.state, .version)
-    NameTaken                the name of a token was used before
-    QueueNotEmpty            the queue has or had batches
-    NoResult                 the batch ended without one, or it is gone (.state, .failure)
-    ResultGone               it took effect, but its answer is not kept (.receipt)
-  InProgress                 the same work is still under way (.retry_after)
-  InDoubt                    an outside effect may or may not have happened
-  Unavailable                the database is away (.outcome_unknown)
-  Retryable                  deadlock or serialisation failure; run the transaction again
-  SchemaMismatch             the database's schema is older or newer than this release needs
-  WebhookFailed              the effect of a webhook raised an exception and was rolled back
-  NotInstalled               a package that comes with an extra is missing (.package, .extra)
-```
-
+Below `HelixError` stand `Refused` with its subclasses (the answer is no; asking again changes
+nothing), and errors after which another try may succeed: `InProgress`, `Unavailable`, `Retryable`.
 Handlers say with `Retry` and `GiveUp` how their attempt is to end; those are no errors of ours.
 
 A message says what was expected, what came, and what to do.
