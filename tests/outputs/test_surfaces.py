@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import uuid
 
 import pytest
 
 from helixqueue import Queue, Refused
 from helixqueue.errors import NoSuchOutputs
+from helixqueue.operate.doctor import examine
 from helixqueue.outputs.publish import Publisher
 from helixqueue.postgres.tenant_sessions import TenantSessions
 from helixqueue.service.publisher import OutputPublisher
 from tests.outputs.conftest import demand_complete, due_now, manifests, published
 from tests.support.cli import Helixq
+from tests.support.lab import engine_function
 
 
 @pytest.fixture
-def granted(helix, database, destination, name, monkeypatch):
+def granted(helix, database, request, name, monkeypatch):
     """A batch whose worker ended between its settlement and the publication."""
     queue = Queue(name)
     queue.handler(lambda lease: lease.output("d/f.txt").write_text("content") and None)
+    both = "destination" in request.fixturenames
+    destination = request.getfixturevalue("destination" if both else "directory")
     destination.use(database, name)
     receipt = helix.submit(queue, identity="Sample-07", payload={}).receipt
     with monkeypatch.context() as patched:
@@ -85,3 +91,89 @@ def test_commands_publish_show_get_and_verify(database, destination, granted, tm
     assert "added" in helixq(*root).out
     assert "as it was" in helixq(*root).out
     assert "removed" in helixq(*root, "--remove").out
+
+
+def test_destination_that_replaces_files_is_refused_before_it_is_set(
+    database, directory, name, monkeypatch
+):
+    """The process that sets it has the credentials; database and service may not."""
+    helixq = Helixq(database, "operator")
+    setting = ("queue", "set", name, "--tenant", "a", "--outputs", directory.uri, "--reason", "r")
+
+    def rename(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", rename)
+        refused = helixq(*setting)
+        assert refused.code != 0
+        assert "creates and links files" in refused.err
+        assert helixq("queue", "show", name, "--tenant", "a").code != 0  # the queue was not made
+        assert helixq(*setting, "--unprobed").code == 0
+    assert helixq(*setting).code == 0
+    assert directory.names() == set()
+
+
+def test_doctor_names_granted_outputs_that_this_machine_cannot_publish(
+    database, directory, granted, name
+):
+    def found():
+        rows = examine(database.dsn("pool"))
+        [finding] = [row for row in rows if row.name == "destinations"]
+        return finding
+
+    assert found().verdict == "ok"
+    assert f"1 of {name} at {directory.uri}" in found().found
+    directory.root.rename(directory.root.with_name("unmounted"))
+    assert found().verdict == "warn"
+    assert f"1 of {name} at {directory.uri}: " in found().found
+    assert not directory.root.exists()
+    directory.root.with_name("unmounted").rename(directory.root)
+    Helixq(database, "operator")("output", "publish", str(granted.batch_id))
+    assert name not in found().found
+
+
+def test_reconcile_lists_staging_and_files_that_no_batch_needs(database, destination, granted):
+    """Such as after a restore, and what a zombie staged after the clean-up of its attempt."""
+    helixq = Helixq(database, "operator")
+
+    def reconciled(*options):
+        result = helixq("output", "reconcile", destination.uri, *options, "--json")
+        return result.code, json.loads(result.out)
+
+    nothing = {"staging": [], "files": []}
+    assert reconciled() == (0, nothing)  # granted: its staging is needed
+    helixq("output", "publish", str(granted.batch_id))
+    assert reconciled() == (0, nothing)
+    lost = uuid.uuid4()
+    destination.write(f".helix/{lost}/0000000", b"late")
+    destination.write("a/foreign", b"12345")
+    found = {
+        "staging": [{"name": f".helix/{lost}", "bytes": 4}],
+        "files": [{"name": "a/foreign", "bytes": 5}],
+    }
+    assert reconciled() == (1, found)
+    assert reconciled("--remove") == (1, found)
+    assert reconciled() == (1, found | {"staging": []})
+    assert demand_complete(database, destination, granted.batch_id) == {"d/f.txt": b"content"}
+
+
+@pytest.mark.usefixtures("granted")
+def test_metrics_show_lag_orphaned_bytes_and_refused_registrations(database, name):
+    def measured(change="select"):
+        with engine_function(database) as execute:
+            assert execute(change) is None
+            assert execute("select helix.keep_metrics(1000)") is None
+        return dict(
+            database.rows(
+                "select m.name || m.label, m.value from helix.metric m where m.queue = %s", name
+            )
+        )
+
+    before = measured()
+    assert before["helix_output_lag_seconds"] > 0
+    assert before["helix_output_orphaned_bytes"] == 0
+    assert before["helix_stale_writes_totaloutputs"] == 0
+    after = measured("update helix.manifest set state = 'lost', due_at = 'infinity'")
+    assert after["helix_output_lag_seconds"] == 0
+    assert after["helix_output_orphaned_bytes"] == len("content")

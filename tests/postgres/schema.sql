@@ -18905,7 +18905,6 @@ GRANT ALL ON FUNCTION helix.read_intakes_v1(p_tenant text) TO helix_read;
 
 REVOKE ALL ON FUNCTION helix.read_known_outputs_v1(p_manifest uuid[], p_uri text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_known_outputs_v1(p_manifest uuid[], p_uri text[]) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_known_outputs_v1(p_manifest uuid[], p_uri text[]) TO helix_read;
 
 -- Name: FUNCTION read_lease_counts(); Type: ACL; Schema: helix; Owner: helix_reader
 

@@ -1,4 +1,4 @@
-"""`helixq output list | show | get | verify | publish | root`."""
+"""`helixq output list | show | get | verify | publish | reconcile | root`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import batch_ref, connection, operation, options, show
+from helixqueue.cli import batch_ref, connection, operation, options, shapes, show
 from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.options import argument, option
 from helixqueue.engine import outputs as calls
 from helixqueue.operations import outputs
 from helixqueue.outputs.publish import Publisher
+from helixqueue.outputs.reconcile import reconcile
 from helixqueue.outputs.store import digest
 from helixqueue.outputs.stores import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from uuid import UUID
 
     from helixqueue.operations.batches import Operations
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from helixqueue.records.page import Page
 
 app = typer.Typer(
-    no_args_is_help=True, help="Output files: list, show, get, verify, publish, root."
+    no_args_is_help=True,
+    help="Output files: list, show, get, verify, publish, reconcile, root.",
 )
 PAGE = 500
 NO_SERVICE = "it needs an operator's login; run it with --dsn or --data"
@@ -101,9 +103,7 @@ def _get(
         file = to / row.path
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("xb") as copy:
-            for block in _store_of(row).read(_name_of(row)):
-                copy.write(block)
-        _demand_same(row)
+            _demand_same(row, copy.write)
         files.append(str(file))
         if not as_json:
             show.line(str(file))
@@ -130,9 +130,11 @@ def _verify(
         show.line(f"{count} files are as their manifest says")
 
 
-def _demand_same(row: OutputRow) -> None:
+def _demand_same(row: OutputRow, write: Callable[[bytes], object] = len) -> None:
+    """Read the file once, give each block to `write`, and compare."""
+    directory, _, name = row.uri.rpartition("/")
     try:
-        size, sha256 = digest(_store_of(row), _name_of(row))
+        size, sha256 = digest(open_store(directory), name, write)
     except FileNotFoundError:
         show.line(f"{row.uri}: missing")
         raise typer.Exit(1) from None
@@ -140,14 +142,6 @@ def _demand_same(row: OutputRow) -> None:
         show.line(f"{row.uri}: expected {row.size} bytes with SHA-256 {row.sha256}, got {size} "
                   f"bytes with {sha256.hex()}")  # fmt: skip
         raise typer.Exit(1)
-
-
-def _store_of(row: OutputRow) -> Any:  # noqa: ANN401 - a store
-    return open_store(row.uri.rpartition("/")[0])
-
-
-def _name_of(row: OutputRow) -> str:
-    return row.uri.rpartition("/")[2]
 
 
 def _files(batch: str, tenant: str | None) -> Iterator[OutputRow]:
@@ -199,6 +193,37 @@ def _publish(
         for batch_id, state in states.items():
             show.line(f"batch {batch_id}: {state}")
     if {"granted", "blocked", "removing"} & set(states.values()):
+        raise typer.Exit(1)
+
+
+@command(app, "reconcile", example="helixq output reconcile s3://lab/runs")
+@connection.database_only(NO_SERVICE)
+def _reconcile(
+    uri: Annotated[str, argument("URI", "Destination, such as s3://bucket/prefix.")],
+    *,
+    remove: Annotated[
+        bool, option("--remove", "Remove the staging that no attempt needs.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compare what is at a destination with the database.
+
+    Lists staging that no attempt needs, such as that of a database that was restored, and files
+    that no completed batch published. Exit code 1 if there are any. Needs the credentials of the
+    destination in the environment.
+    """
+    with connection.open_database() as database:
+        store = open_store(uri)
+        found = reconcile(store, uri, database.run)
+    for row in found.staging if remove else ():
+        store.remove_staging(row.name.partition("/")[2])
+    if as_json:
+        show.as_json(shapes.plain(found))
+    else:
+        rows = [("staging", f"{uri}/{row.name}", str(row.bytes)) for row in found.staging]
+        rows += [("file", f"{uri}/{row.name}", str(row.bytes)) for row in found.files]
+        show.table(("kind", "uri", "bytes"), rows, empty=f"{uri} is as the database says")
+    if found.files or (found.staging and not remove):
         raise typer.Exit(1)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from helixqueue.cli import shapes, show
 from helixqueue.cli.derived_commands import verb
+from helixqueue.cli.options import option
 from helixqueue.operations import queues
+from helixqueue.outputs.stores import open_store, probe
 from helixqueue.records.queue import QueueCounts, QueueRow
 
 if TYPE_CHECKING:
@@ -61,8 +63,13 @@ class _Created(QueueRow):
 def _set_and_compare(
     operations: Operations,
     queue: str,
+    *,
+    unprobed: bool | None = None,
     **settings: Any,  # noqa: ANN401 - options of `set`
 ) -> Instructions[QueueRow]:
+    if settings.get("outputs") and not unprobed:
+        # Here, because a service may have neither the credentials nor the directory.
+        probe(open_store(settings["outputs"]))
     before = yield from operations.find_queue(queue)
     row = yield from queues.set_queue(operations, queue, **settings)
     members = {field.name: getattr(row, field.name) for field in fields(row)}
@@ -75,9 +82,16 @@ def _set_and_compare(
     queues.set_queue,
     example='helixq queue set basecall --lease 120 --reason "a new assay"',
     instead=_set_and_compare,
+    more={
+        "unprobed": Annotated[
+            bool | None,
+            option("--unprobed", "Do not try --outputs: this machine does not reach it."),
+        ]
+    },
 )
 def _set(row: QueueRow, **values: object) -> None:
-    changed = {name: getattr(row, name) for name in values if name not in {"queue", "reason"}}
+    others = {"queue", "reason", "unprobed"}
+    changed = {name: getattr(row, name) for name in values if name not in others}
     words = [f"{name} {shapes.setting_text(name, value)}" for name, value in changed.items()]
     if isinstance(row, _Created):
         words.insert(0, "created")

@@ -17,6 +17,7 @@ from helixqueue.operate.doctor_server import (
     archiving,
     clock,
     dead_rows,
+    destinations,
     long_transactions,
     redis_findings,
     trust_authentication,
@@ -310,5 +311,6 @@ EXAMINATIONS: tuple[Callable[[DoctorQueries], Finding], ...] = (
     trust_authentication,
     dead_rows,
     long_transactions,
+    destinations,
     _timezone,
 )

@@ -131,3 +131,11 @@ left join lateral (
   from pg_stat_activity a
   where a.xact_start is not null and a.backend_type = 'client backend' and a.pid <> pg_backend_pid()
   order by a.xact_start limit 1) t on true;
+
+-- name: destinations
+-- Where files of completed batches wait for their publication, also those that no publisher has looked at.
+select m.destination, count(*) as manifests, string_agg(distinct m.queue, ', ') as queues
+from (select g.* from helix.read_manifests_v1(null, p_state => 'granted', p_limit => 1000) g
+      union all
+      select r.* from helix.read_manifests_v1(null, p_state => 'registered', p_limit => 1000) r) m
+where m.state = 'granted' group by m.destination order by m.destination;

@@ -1,12 +1,13 @@
-"""Examinations of the servers: clock, archive, authentication, dead rows, transactions, Redis."""
+"""Examinations of servers: clock, archive, authentication, dead rows, transactions, stores."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
 
-from helixqueue.errors import NotInstalled, Unavailable
+from helixqueue.errors import HelixError, NotInstalled, Unavailable
 from helixqueue.operate.examination import DoctorQueries, Finding, Verdict, finding_of
+from helixqueue.outputs.stores import open_store, probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,6 +84,27 @@ def long_transactions(queries: DoctorQueries) -> Finding:
         found=f"{row['holder']}: {seconds} s, {row['state']}" if row["holder"] else "none seen",
         right=f"none longer than {TRANSACTION_S} s",
         remedy="commit or end it (pg_terminate_backend): its locks make others wait",
+    )
+
+
+def destinations(queries: DoctorQueries) -> Finding:
+    """Output files that wait although this machine, or none, could publish them."""
+    problems, reached = [], []
+    for row in queries.rows("destinations"):
+        waiting = f"{row['manifests']} of {row['queues']} at {row['destination']}"
+        try:
+            store = open_store(row["destination"])
+            store.require()
+            probe(store)
+            reached.append(waiting)
+        except (HelixError, OSError) as error:
+            problems.append(f"{waiting}: {error}")
+    return finding_of(
+        verdict="warn" if problems else "ok",
+        found="; ".join(problems or reached) or "no outputs wait for their publication",
+        right="destinations of granted outputs to which this machine can publish",
+        remedy="set the credentials of the destination in the environment of the service, or run "
+        "`helixq output publish` where they are",
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from helixqueue.errors import HelixError, Refused, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 STAGING = ".helix"
 
@@ -59,10 +59,11 @@ def staged_name(manifest: object, number: int) -> str:
     return f"{STAGING}/{manifest}/{number:07}"
 
 
-def digest(store: Store, name: str) -> tuple[int, bytes]:
-    """Size and SHA-256 of an object; `FileNotFoundError` if there is none."""
+def digest(store: Store, name: str, write: Callable[[bytes], object] = len) -> tuple[int, bytes]:
+    """Size and SHA-256 of an object, whose blocks `write` gets; `FileNotFoundError`: none."""
     size, hashed = 0, hashlib.sha256()
     for block in store.read(name):
+        write(block)
         size += len(block)
         hashed.update(block)
     return size, hashed.digest()

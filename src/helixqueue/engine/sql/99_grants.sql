@@ -179,7 +179,6 @@ begin
       ('end_outputs_v1',         'work operate delegate'),
       ('read_manifests_v1',      'read'),
       ('read_outputs_v1',        'read'),
-      ('read_known_outputs_v1',  'read'),
       -- Fences: an application guards its requests, a worker its effects.
       ('claim_fence_v1',         'submit work'),
       ('seal_fence_v1',          'submit work'),
@@ -277,6 +276,7 @@ begin
       -- The whole server.
       ('bind_v1',                'operator'),
       ('set_output_root_v1',     'operator'),
+      ('read_known_outputs_v1',  'operator'),   -- what another login does not see would look unknown
       ('unbind_v1',              'operator'),
       ('recover_v1',             'operator'),
       ('rotate_secret_v1',       'operator'),
