@@ -359,6 +359,7 @@ IDLE = {
     "set_duty_v1", "knows_group_v1", "stream_groups_v1",
     "output_files_v1", "read_known_outputs_v1", "set_output_root_v1",
     "assume_webhook_v1", "webhook_v1", "end_delivery_v1",
+    "withdraw_device_v1",
 }  # fmt: skip
 
 # A login that serves all tenants does the duties for all; what they do, time alone decides.

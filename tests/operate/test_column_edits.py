@@ -16,10 +16,12 @@ from tests.support.database import copy_of
 KEY = Ed25519Signer.from_private(b"k" * 32)
 # The traffic leaves no rows in them; `test_damage` has cases of each.
 EMPTY = {
+    "allocation",
     "api_token",
     "check_run",
     "fence_batch",
     "finding",
+    "host",
     "login",
     "seal",
     "waiter",

@@ -146,6 +146,19 @@ CREATE TYPE helix.delivery_answer AS (
 
 ALTER TYPE helix.delivery_answer OWNER TO helix_owner;
 
+-- Name: device; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.device AS (
+	uuid text,
+	index integer,
+	model text,
+	vram_gb real,
+	cc real,
+	fault text
+);
+
+ALTER TYPE helix.device OWNER TO helix_owner;
+
 -- Name: document; Type: DOMAIN; Schema: helix; Owner: helix_owner
 
 CREATE DOMAIN helix.document AS json
@@ -453,6 +466,23 @@ CREATE TYPE helix.output_task AS (
 
 ALTER TYPE helix.output_task OWNER TO helix_owner;
 
+-- Name: pool; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.pool AS (
+	host text,
+	process text,
+	cpu_cores real,
+	ram_gb real,
+	disk_gb real,
+	labels jsonb,
+	devices jsonb,
+	grace_seconds real,
+	reserve_seconds real,
+	gone jsonb
+);
+
+ALTER TYPE helix.pool OWNER TO helix_owner;
+
 -- Name: priority; Type: DOMAIN; Schema: helix; Owner: helix_owner
 
 CREATE DOMAIN helix.priority AS smallint
@@ -500,7 +530,9 @@ CREATE TYPE helix.resources AS (
 	cpu_cores real,
 	ram_gb real,
 	disk_gb real,
-	labels jsonb
+	labels jsonb,
+	host text,
+	lanes integer[]
 );
 
 ALTER TYPE helix.resources OWNER TO helix_owner;
@@ -1782,10 +1814,10 @@ begin
          = (old.batch, old.version, old.state, old.entry, old.attempt, old.reason, old.late, old.actor,
             old.changed_at, old.queue, old.bytes)
      and (new.before, new.version_before, new.came_from, new.number, new.nonce, new.epoch,
-          new.lease_seconds, new.content, new.expires_at)
+          new.lease_seconds, new.content, new.expires_at, new.allocated)
          is not distinct from
          (old.before, old.version_before, old.came_from, old.number, old.nonce, old.epoch,
-          old.lease_seconds, old.content, old.expires_at)
+          old.lease_seconds, old.content, old.expires_at, old.allocated)
      -- Erasing empties the limit key of a finished batch.
      and (new.limit_key is not distinct from old.limit_key
           or new.limit_key is null and new.state in ('COMPLETED', 'FAILED', 'CANCELLED'))
@@ -1882,8 +1914,7 @@ begin
              array_agg(g.turn) as turn, array_agg(g.queue) as queue, array_agg(g.hint) as hint,
              array_agg(g.bytes) as bytes, array_agg(g.lease_seconds) as lease_seconds
       into v_got
-      from unnest(v_got.batch, v_got.tuple, v_got.lane, v_got.turn, v_got.queue, v_got.hint,
-                  v_got.bytes, v_got.lease_seconds)
+      from unnest(v_got.batch, v_got.tuple, v_got.lane, v_got.turn, v_got.queue, v_got.hint, v_got.bytes, v_got.lease_seconds)
         as g (batch, tuple, lane, turn, queue, hint, bytes, lease_seconds)
       where g.batch = any (v_kept);
       continue when v_got.batch is null;
@@ -1905,7 +1936,7 @@ begin
     v_wanted := p_count - cardinality(v_choice.batch);
     if v_wanted > 0 then
       select v_free.gpus - sum(l.gpus), v_free.gpu_vram_gb, v_free.cpu_cores - sum(l.cpu_cores),
-             v_free.ram_gb - sum(l.ram_gb), v_free.disk_gb - sum(l.disk_gb), v_free.labels
+             v_free.ram_gb - sum(l.ram_gb), v_free.disk_gb - sum(l.disk_gb), v_free.labels, v_free.host, v_free.lanes
       into v_free
       from unnest(v_got.lane) as taken (lane) join helix.lane l on l.id = taken.lane;
     end if;
@@ -2058,6 +2089,75 @@ $$;
 
 ALTER FUNCTION helix.claim_header(p_settled helix.answer[], p_state helix.state, p_epoch integer, p_nonce bigint, p_number bigint, p_queues text, p_hints text, p_more boolean) OWNER TO helix_engine;
 
+-- Name: claim_on_host(text, uuid, text[], integer[], jsonb, boolean, real, integer, helix.answer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.claim_on_host(p_worker text, p_request uuid, p_queues text[], p_mine integer[], p_free jsonb, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[]) RETURNS SETOF helix.lease
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_pool   helix.pool := helix.pool_of(p_free);
+  v_former jsonb;
+  v_host   record;
+  v_choice helix.choice;
+  v_class  helix.requirement_class;
+  v_taken  text[];
+  v_detail text;
+  v_leased helix.lease[];
+  v_number bigint;
+begin
+  insert into helix.host (name) select v_pool.host
+  where not exists (select from helix.host h where h.name = v_pool.host) on conflict do nothing;
+  perform from helix.host h where h.name = v_pool.host for update;
+  v_former := helix.free_former(v_pool);
+  v_host := helix.free_of_host(v_pool, p_queues, p_mine);
+  v_choice := helix.choose(
+    p_worker, p_queues, v_host.mine,
+    cardinality(v_host.mine) is distinct from 1 and helix.is_shared(p_queues, v_host.mine), v_host.free, 1,
+    null, null, null);
+  if v_choice.batch = '{}' then
+    if exists (select from helix.request r where r.id = p_request) then
+      return query select * from helix.leases_of(p_worker, p_request, p_settled);
+    else
+      return next helix.with_devices(helix.claim_header(p_settled, null, null, null, null, '', '', false), null, v_former);
+    end if;
+    return;
+  end if;
+  select c.* into v_class from helix.batch b join helix.requirement_class c on c.id = b.class
+  where b.id = v_choice.batch[1];
+  v_taken := array(select d.uuid from unnest(helix.take_devices(v_class, v_host.devices)) d);
+  v_detail := concat_ws(': ', 'on ' || v_pool.host, nullif(array_to_string(v_taken, ', '), ''));
+  v_leased := helix.lease_one(
+    (v_choice.batch[1], v_choice.tuple[1], v_choice.lane[1], v_choice.turn[1], v_choice.queue[1],
+     v_choice.lease_seconds[1], true, v_choice.stale)::helix.chosen,
+    p_worker, p_request, p_start, p_seconds, p_epoch, p_settled, v_detail);
+  if v_leased is null then
+    return query select * from helix.leases_of(p_worker, p_request, p_settled);
+    return;
+  end if;
+  -- A device that another transaction has taken violates the unique index here, and the claim fails.
+  insert into helix.allocation (host, device, batch, number, queue, cpu_cores, ram_gb, disk_gb, worker, process)
+  select v_pool.host, t.device, w.batch, w.number, w.queue,
+         case when t.device is null then v_class.cpu_cores else 0 end,
+         case when t.device is null then v_class.ram_gb else 0 end,
+         case when t.device is null then v_class.disk_gb else 0 end, p_worker, v_pool.process
+  from helix.work w cross join unnest(array_prepend(null, v_taken)) as t (device)
+  where w.batch = v_choice.batch[1];
+  insert into helix.result (batch, version, queue, detail)
+  select w.batch, w.version, w.queue, v_detail from helix.work w where w.batch = v_choice.batch[1];
+  if v_host.reserved is not null then
+    update helix.host h set reserved_lane = null, reserved_at = clock_timestamp() where h.name = v_pool.host;
+  end if;
+  v_number := (select w.number from helix.work w where w.batch = v_choice.batch[1]);
+  return next helix.with_devices(v_leased[1], v_number, v_former);
+  return next v_leased[2];
+  if v_choice.stale then
+    perform helix.note_served(v_choice.lane, v_choice.turn);
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.claim_on_host(p_worker text, p_request uuid, p_queues text[], p_mine integer[], p_free jsonb, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[]) OWNER TO helix_engine;
+
 -- Name: claim_v1(text, uuid, text[], integer, jsonb, boolean, real, integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb DEFAULT NULL::jsonb, p_start boolean DEFAULT false, p_lease_seconds real DEFAULT NULL::real, p_hint_lane integer[] DEFAULT NULL::integer[], p_hint_turn bigint[] DEFAULT NULL::bigint[], p_hint_batch bigint[] DEFAULT NULL::bigint[], p_done_batch bigint[] DEFAULT NULL::bigint[], p_done_epoch integer[] DEFAULT NULL::integer[], p_done_nonce bigint[] DEFAULT NULL::bigint[], p_done_number bigint[] DEFAULT NULL::bigint[], p_done_outcome text[] DEFAULT NULL::text[], p_done_result text[] DEFAULT NULL::text[], p_done_failure text[] DEFAULT NULL::text[], p_done_detail text[] DEFAULT NULL::text[], p_done_permanent boolean[] DEFAULT NULL::boolean[], p_done_after real[] DEFAULT NULL::real[], p_tenant text DEFAULT NULL::text) RETURNS SETOF helix.lease
@@ -2107,6 +2207,11 @@ begin
   end if;
   perform helix.run_claim_duties(p_worker);
 
+  if v_free.host is not null then
+    return query select * from helix.claim_on_host(p_worker, p_request, p_queues, v_mine, p_free, p_start, v_seconds,
+                                                   v_epoch, v_settled);
+    return;
+  end if;
   v_is_shared := cardinality(v_mine) is distinct from 1 and helix.is_shared(p_queues, v_mine);
   if v_count = 1 and not v_is_shared and (v_mine is null or cardinality(v_mine) = 1) then
     v_one := helix.choose_one(p_queues, v_mine[1], v_free, p_hint_lane, p_hint_turn, p_hint_batch);
@@ -2317,17 +2422,22 @@ begin
     return v_class;
   end if;
   select key into v_unknown from jsonb_object_keys(p_requires) key
-  where key not in ('gpus', 'gpu_vram_gb', 'cpu_cores', 'ram_gb', 'disk_gb', 'labels') limit 1;
+  where key not in ('gpus', 'gpu_vram_gb', 'gpu_model', 'gpu_cc_min', 'cpu_cores', 'ram_gb', 'disk_gb', 'labels') limit 1;
   if found then
     raise exception using errcode = 'invalid_parameter_value',
       message = format('unknown requirement %L', v_unknown),
-      hint = 'Known: gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels.';
+      hint = 'Known: gpus, gpu_vram_gb, gpu_model, gpu_cc_min, cpu_cores, ram_gb, disk_gb, labels.';
   end if;
-  insert into helix.requirement_class as c (id, twin, requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels)
+  insert into helix.requirement_class as c (id, twin, requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels,
+                                       gpu_model, gpu_cc_min)
   select n.id, case when helix.makes_first('requirement_class', p_requires::text) then 0 else n.id end, p_requires,
          coalesce((p_requires ->> 'gpus')::int, 0), coalesce((p_requires ->> 'gpu_vram_gb')::real, 0),
          coalesce((p_requires ->> 'cpu_cores')::real, 0), coalesce((p_requires ->> 'ram_gb')::real, 0),
-         coalesce((p_requires ->> 'disk_gb')::real, 0), coalesce(p_requires -> 'labels', '{}')
+         coalesce((p_requires ->> 'disk_gb')::real, 0), coalesce(p_requires -> 'labels', '{}'),
+         array(select jsonb_array_elements_text(
+           case jsonb_typeof(p_requires -> 'gpu_model') when 'array' then p_requires -> 'gpu_model'
+                when 'string' then jsonb_build_array(p_requires -> 'gpu_model') else '[]' end)),
+         coalesce((p_requires ->> 'gpu_cc_min')::real, 0)
   from (select nextval('helix.requirement_class_id_seq')::integer as id) n
   on conflict do nothing;
   return (select id from helix.requirement_class where requires = p_requires order by twin limit 1);
@@ -3304,6 +3414,7 @@ begin
                                        where o.last_seen < statement_timestamp() - interval '30 days'
                                        limit p_limit for update skip locked);
   get diagnostics v_gone = row_count;
+  delete from helix.allocation a where a.ended_at < statement_timestamp() - interval '30 days';
   return v_gone;
 end
 $$;
@@ -3478,6 +3589,49 @@ $$;
 
 ALTER FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) OWNER TO helix_engine;
 
+-- Name: requirement_class; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.requirement_class (
+    id integer NOT NULL,
+    requires jsonb NOT NULL,
+    gpus integer DEFAULT 0 NOT NULL,
+    gpu_vram_gb real DEFAULT 0 NOT NULL,
+    cpu_cores real DEFAULT 0 NOT NULL,
+    ram_gb real DEFAULT 0 NOT NULL,
+    disk_gb real DEFAULT 0 NOT NULL,
+    labels jsonb DEFAULT '{}'::jsonb NOT NULL,
+    gpu_model text[] DEFAULT '{}'::text[] NOT NULL,
+    gpu_cc_min real DEFAULT 0 NOT NULL,
+    twin integer DEFAULT 0 NOT NULL,
+    CONSTRAINT requirement_class_gpus_check CHECK ((gpus >= 0)),
+    CONSTRAINT requirement_class_requires_check CHECK ((octet_length((requires)::text) <= 2048))
+);
+
+ALTER TABLE ONLY helix.requirement_class FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.requirement_class OWNER TO helix_owner;
+
+-- Name: devices_needed(helix.requirement_class); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.devices_needed(p_class helix.requirement_class) RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select greatest(p_class.gpus, (p_class.gpu_vram_gb > 0 or p_class.gpu_cc_min > 0 or p_class.gpu_model <> '{}')::int)
+$$;
+
+ALTER FUNCTION helix.devices_needed(p_class helix.requirement_class) OWNER TO helix_engine;
+
+-- Name: devices_of(jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.devices_of(p_free jsonb) RETURNS SETOF helix.device
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select d.* from jsonb_populate_recordset(null::helix.device, coalesce(p_free -> 'devices', '[]')) d
+  where d.uuid is not null
+$$;
+
+ALTER FUNCTION helix.devices_of(p_free jsonb) OWNER TO helix_engine;
+
 -- Name: difference_text(helix.fence, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.difference_text(p_fence helix.fence, p_request text) RETURNS text
@@ -3582,6 +3736,22 @@ end
 $$;
 
 ALTER FUNCTION helix.empty_letters(p_batch bigint[]) OWNER TO helix_engine;
+
+-- Name: end_allocations(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.end_allocations(p_batch bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  delete from helix.allocation a using helix.work w
+  where a.batch = any (p_batch) and w.batch = a.batch and a.number = w.number
+    and (w.reason in ('completed', 'failed') or w.reason = 'released' and helix.is_worker(a.worker, w.actor));
+  update helix.allocation a set ended_at = clock_timestamp()
+  where a.batch = any (p_batch) and a.ended_at is null;
+end
+$$;
+
+ALTER FUNCTION helix.end_allocations(p_batch bigint[]) OWNER TO helix_engine;
 
 -- Name: end_delivery(helix.delivery, text, helix.delivery_answer, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4616,6 +4786,18 @@ $$;
 
 ALTER FUNCTION helix.first_record(p_from bigint, p_to bigint) OWNER TO helix_engine;
 
+-- Name: fits(helix.requirement_class, helix.resources, helix.device[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources, p_devices helix.device[]) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select p_class.cpu_cores <= p_free.cpu_cores and p_class.ram_gb <= p_free.ram_gb and p_class.disk_gb <= p_free.disk_gb
+     and p_class.labels <@ p_free.labels
+     and helix.devices_needed(p_class) <= (select count(*) from unnest(p_devices) d where helix.is_match(p_class, d))
+$$;
+
+ALTER FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources, p_devices helix.device[]) OWNER TO helix_engine;
+
 -- Name: lane; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.lane (
@@ -4629,6 +4811,7 @@ CREATE TABLE helix.lane (
     ram_gb real NOT NULL,
     disk_gb real NOT NULL,
     labels jsonb NOT NULL,
+    by_device boolean NOT NULL,
     served bigint DEFAULT 0 NOT NULL,
     served_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL,
     made_for text NOT NULL,
@@ -4650,9 +4833,10 @@ CREATE FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_e
   where l.queue = any (p_queues) and not l.idle and l.id <> all (p_empty)
     -- Class 0 asks for nothing, and a worker may have named nothing.
     and (l.class = 0
-         or (l.gpus <= p_free.gpus and l.gpu_vram_gb <= p_free.gpu_vram_gb
-             and l.cpu_cores <= p_free.cpu_cores and l.ram_gb <= p_free.ram_gb
-             and l.disk_gb <= p_free.disk_gb and l.labels <@ p_free.labels))
+         or case when p_free.host is not null then l.id = any (p_free.lanes) else
+             l.gpus <= p_free.gpus and l.gpu_vram_gb <= p_free.gpu_vram_gb and l.cpu_cores <= p_free.cpu_cores
+             and l.ram_gb <= p_free.ram_gb and l.disk_gb <= p_free.disk_gb and l.labels <@ p_free.labels
+             and not l.by_device end)
 $$;
 
 ALTER FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_empty integer[]) OWNER TO helix_engine;
@@ -4923,6 +5107,79 @@ CREATE FUNCTION helix.framed_parts(p_parts text[]) RETURNS bytea
 $$;
 
 ALTER FUNCTION helix.framed_parts(p_parts text[]) OWNER TO helix_engine;
+
+-- Name: free_former(helix.pool); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.free_former(p_pool helix.pool) RETURNS jsonb
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_now    timestamptz := clock_timestamp();
+  v_queues integer[] := helix.scope_queues();
+begin
+  delete from helix.allocation a
+  where a.host = p_pool.host and a.ended_at is not null
+    and (a.ended_at < v_now - make_interval(secs => p_pool.grace_seconds)
+         or p_pool.gone @> to_jsonb(a.id) and (v_queues is null or a.queue = any (v_queues)));
+  return coalesce((
+    select jsonb_agg(jsonb_build_array(a.id, a.process, helix.public_id(b.key), a.device) order by a.id)
+    from helix.allocation a join helix.batch b on b.id = a.batch
+    where a.host = p_pool.host and a.ended_at is not null and (v_queues is null or a.queue = any (v_queues))), '[]');
+end
+$$;
+
+ALTER FUNCTION helix.free_former(p_pool helix.pool) OWNER TO helix_engine;
+
+-- Name: free_of_host(helix.pool, text[], integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.free_of_host(p_pool helix.pool, p_queues text[], p_mine integer[], OUT free helix.resources, OUT devices helix.device[], OUT mine integer[], OUT reserved integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_all   helix.device[];   -- that may be used
+  v_host  helix.host;
+  v_class helix.requirement_class;
+begin
+  v_all := array(
+    select d from jsonb_populate_recordset(null::helix.device, p_pool.devices) d
+    where d.uuid is not null and d.fault is null
+      and not (select h.withdrawn from helix.host h where h.name = p_pool.host) ? d.uuid);
+  devices := array(select d from unnest(v_all) d
+                   where not exists (select from helix.allocation a where a.host = p_pool.host and a.device = d.uuid));
+  select cardinality(devices), 0, p_pool.cpu_cores - coalesce(sum(a.cpu_cores), 0),
+         p_pool.ram_gb - coalesce(sum(a.ram_gb), 0), p_pool.disk_gb - coalesce(sum(a.disk_gb), 0), p_pool.labels,
+         p_pool.host, '{}'
+  into free
+  from helix.allocation a where a.host = p_pool.host and a.device is null;
+  mine := p_mine;
+  v_host := helix.reserve(p_pool, p_queues, p_mine, free, devices, v_all);
+  if v_host.reserved_lane is not null then
+    select c.* into v_class from helix.lane l join helix.requirement_class c on c.id = l.class
+    where l.id = v_host.reserved_lane;
+    if helix.fits(v_class, free, devices)
+       and exists (select from helix.lane l where l.id = v_host.reserved_lane and l.queue = any (p_queues))
+       and (p_mine is null or v_host.reserved_queue = any (p_mine))
+    then
+      -- Its turn: this claim looks nowhere else.
+      reserved := v_host.reserved_lane;
+      mine := array[v_host.reserved_queue];
+      free.lanes := array[reserved];
+      return;
+    end if;
+    devices := array(select d from unnest(devices) d
+                     where d.uuid <> all (array(select t.uuid from unnest(helix.take_devices(v_class, devices)) t)));
+    free.gpus := cardinality(devices);
+    free.cpu_cores := greatest(free.cpu_cores - v_class.cpu_cores, 0);
+    free.ram_gb := greatest(free.ram_gb - v_class.ram_gb, 0);
+    free.disk_gb := greatest(free.disk_gb - v_class.disk_gb, 0);
+  end if;
+  free.lanes := array(
+    select l.id from helix.lane l join helix.requirement_class c on c.id = l.class
+    where l.queue = any (p_queues) and not l.idle and l.class <> 0 and helix.fits(c, free, devices));
+end
+$$;
+
+ALTER FUNCTION helix.free_of_host(p_pool helix.pool, p_queues text[], p_mine integer[], OUT free helix.resources, OUT devices helix.device[], OUT mine integer[], OUT reserved integer) OWNER TO helix_engine;
 
 -- Name: grant_fence(helix.fence, helix.fence_state, helix.fence_reason, text, bigint, real, real, text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5370,6 +5627,20 @@ $$;
 
 ALTER FUNCTION helix.is_first_step(p_version integer, p_state helix.state, p_reason helix.reason, p_step boolean, p_attempt smallint, p_late boolean, p_before bigint, p_number bigint, p_nonce bigint, p_version_before integer, p_from helix.state, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text) OWNER TO helix_engine;
 
+-- Name: is_match(helix.requirement_class, helix.device); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.is_match(p_class helix.requirement_class, p_device helix.device) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select coalesce(p_device.vram_gb, 0) >= p_class.gpu_vram_gb and coalesce(p_device.cc, 0) >= p_class.gpu_cc_min
+     and (p_class.gpu_model = '{}' or exists (
+       select from unnest(p_class.gpu_model) as g (glob)
+       where lower(coalesce(p_device.model, ''))
+             like replace(replace(replace(replace(replace(lower(g.glob), '\', '\\'), '%', '\%'), '_', '\_'), '*', '%'), '?', '_')))
+$$;
+
+ALTER FUNCTION helix.is_match(p_class helix.requirement_class, p_device helix.device) OWNER TO helix_engine;
+
 -- Name: is_output_path(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.is_output_path(p_path text) RETURNS boolean
@@ -5620,9 +5891,9 @@ begin
     return v_lane.id;
   end if;
   insert into helix.lane as l (queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb,
-                               labels, made_for, queues, twin)
+                               labels, by_device, made_for, queues, twin)
   select p_queue.name, c.id, p_priority, c.gpus, c.gpu_vram_gb, c.cpu_cores, c.ram_gb, c.disk_gb, c.labels,
-         p_queue.tenant, case when p_has_work then array[p_queue.id] else '{}' end,
+         c.gpu_model <> '{}' or c.gpu_cc_min > 0, p_queue.tenant, case when p_has_work then array[p_queue.id] else '{}' end,
          case when helix.makes_first('lane', format('%s %s %s', p_class, p_priority, p_queue.name)) then 0
               else (random() * 2e9)::integer + 1 end
   from helix.requirement_class c where c.id = p_class
@@ -5733,9 +6004,9 @@ $$;
 
 ALTER FUNCTION helix.lease_nonce(p_nonce bigint, p_batch bigint) OWNER TO helix_engine;
 
--- Name: lease_one(helix.chosen, text, uuid, boolean, real, integer, helix.answer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: lease_one(helix.chosen, text, uuid, boolean, real, integer, helix.answer[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.lease_one(p_one helix.chosen, p_worker text, p_request uuid, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[]) RETURNS helix.lease[]
+CREATE FUNCTION helix.lease_one(p_one helix.chosen, p_worker text, p_request uuid, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[], p_detail text DEFAULT NULL::text) RETURNS helix.lease[]
     LANGUAGE plpgsql
     AS $$
 declare
@@ -5760,7 +6031,9 @@ begin
       attempt = w.attempt + 1, epoch = v_epoch, nonce = v_nonce, number = v_entry, deadline = v_deadline,
       lease_seconds = v_seconds, entry = v_entry, before = w.entry, came_from = w.state,
       reason = case when p_start then 'started' else 'claimed' end::helix.reason, changed_at = v_now,
-      actor = p_worker, step = true, late = false, content = null
+      actor = p_worker, step = true, late = false,
+      content = case when p_detail is not null then helix.content_hash(null, p_detail, null) end,
+      allocated = case when p_detail is not null then v_entry else w.allocated end
   from helix.batch b, helix.queue q
   where w.ctid = p_one.tuple and b.id = p_one.batch and q.id = p_one.queue
   returning w.batch, w.queue, w.attempt, b.key, b.identity, b.revision, b.payload::text as payload,
@@ -5776,7 +6049,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.lease_one(p_one helix.chosen, p_worker text, p_request uuid, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.lease_one(p_one helix.chosen, p_worker text, p_request uuid, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[], p_detail text) OWNER TO helix_engine;
 
 -- Name: leases_of(text, uuid, helix.answer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5807,12 +6080,12 @@ begin
       and (v_queues is null or w.queue = any (v_queues)));
   return query
     select (h.header).*
-    from (select helix.claim_header(
+    from (select helix.with_devices(helix.claim_header(
                    p_settled, max(w.state), max(w.epoch), max(w.nonce), max(w.number),
                    (select string_agg(helix.queue_header(q.id, q.tenant, q.name, d.seconds, d.deadline), ',')
                     from (select l.queue, min(l.lease_seconds) as seconds, min(l.deadline) as deadline
                           from helix.work l where l.batch = any (v_held) group by l.queue) d
-                    join helix.queue q on q.id = d.queue), '', false) as header
+                    join helix.queue q on q.id = d.queue), '', false), max(w.number), '[]') as header
           from helix.work w where w.batch = any (v_held)) h;
   return query
     select w.batch, w.queue, w.attempt, b.key, b.identity, b.revision, b.payload::text
@@ -7017,6 +7290,16 @@ $$;
 
 ALTER FUNCTION helix.placeholders_in(p_identity text[], p_placeholders text[]) OWNER TO helix_engine;
 
+-- Name: pool_of(jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.pool_of(p_free jsonb) RETURNS helix.pool
+    LANGUAGE sql STABLE
+    AS $$
+  select jsonb_populate_record(row(null, '', 0, 0, 0, '{}', '[]', null, 60, '[]')::helix.pool, p_free)
+$$;
+
+ALTER FUNCTION helix.pool_of(p_free jsonb) OWNER TO helix_engine;
+
 -- Name: preview_fence_v1(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.preview_fence_v1(p_tenant text, p_name text, p_identity text, p_request text DEFAULT NULL::text) RETURNS helix.fence_result
@@ -7965,6 +8248,16 @@ CREATE FUNCTION helix.read_check_counters() RETURNS SETOF helix.violation
                    group by w.queue, w.limit_key) w on w.queue = k.queue and w.limit_key = k.key) c
   left join helix.queue q on q.id = c.queue
   where c.held <> c.live
+  union all
+  -- name: allocation_wrong
+  -- promise: G2
+  -- means: Devices, cores or memory count as held by a lease that has ended, or a live lease does not hold them.
+  -- action: The trigger record_step was off; see the invariants of the schema. Run helixq recover to end the leases.
+  select 'allocation_wrong', jsonb_build_object('host', a.host, 'device', a.device, 'batch', coalesce(a.batch, w.batch))
+  from (select * from helix.allocation a where a.ended_at is null) a
+  full join (select w.batch, w.number from helix.work w where w.state in ('ASSIGNED', 'RUNNING') and w.allocated = w.number) w
+    on w.batch = a.batch and w.number = a.number
+  where a.batch is null or w.batch is null
   union all
   -- name: sequence_near_end
   -- promise: G6
@@ -11144,10 +11437,11 @@ declare
   v_steps   bigint;
   v_ended   boolean;
   v_limited boolean;
+  v_allocated boolean;  -- some lease held something of a host
 begin
   select count(*), bool_or(n.state in ('COMPLETED', 'FAILED', 'CANCELLED')),
-         bool_or(n.limit_key is not null)
-  into v_steps, v_ended, v_limited from arrived n where n.step;
+         bool_or(n.limit_key is not null), bool_or(n.allocated = n.number)
+  into v_steps, v_ended, v_limited, v_allocated from arrived n where n.step;
   if v_steps = 0 then
     return null;
   end if;
@@ -11216,6 +11510,11 @@ begin
           from arrived n where n.step and n.limit_key is not null
           group by n.queue, n.limit_key) c
     where c.change <> 0;
+  end if;
+  if v_allocated then
+    perform helix.end_allocations(array(
+      select n.batch from arrived n
+      where n.step and n.allocated = n.number and n.state not in ('ASSIGNED', 'RUNNING')));
   end if;
   return null;
 end
@@ -11801,6 +12100,72 @@ $$;
 
 ALTER FUNCTION helix.rerun_at(p_fence helix.fence) OWNER TO helix_engine;
 
+-- Name: host; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.host (
+    name text NOT NULL,
+    withdrawn jsonb DEFAULT '{}'::jsonb NOT NULL,
+    reserved_lane integer,
+    reserved_queue integer,
+    reserved_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL,
+    CONSTRAINT host_name_check CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
+);
+
+ALTER TABLE helix.host OWNER TO helix_owner;
+
+-- Name: reserve(helix.pool, text[], integer[], helix.resources, helix.device[], helix.device[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.reserve(p_pool helix.pool, p_queues text[], p_mine integer[], p_free helix.resources, p_devices helix.device[], p_all helix.device[]) RETURNS helix.host
+    LANGUAGE plpgsql
+    SET enable_sort TO 'on'
+    AS $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_due   timestamptz := v_now - make_interval(secs => p_pool.reserve_seconds);
+  v_total helix.resources := p_free;
+  v_host  helix.host;
+begin
+  select * into v_host from helix.host h where h.name = p_pool.host;
+  v_total.cpu_cores := p_pool.cpu_cores;
+  v_total.ram_gb := p_pool.ram_gb;
+  v_total.disk_gb := p_pool.disk_gb;
+  if v_host.reserved_lane is not null
+     and (select helix.fits(c, v_total, p_all) and helix.waits_since(l.id, v_host.reserved_queue) < v_due
+          from helix.lane l join helix.requirement_class c on c.id = l.class where l.id = v_host.reserved_lane)
+  then
+    return v_host;
+  end if;
+  v_host.reserved_lane := null;
+  if v_host.reserved_at < v_due then
+    -- The narrowest work that waits is not held up by narrower work, and reserves nothing.
+    select w.lane, w.queue into v_host.reserved_lane, v_host.reserved_queue
+    from (select f.*, min(f.width) over () as least
+          from (select l.id as lane, m.queue, helix.waits_since(l.id, m.queue) as since,
+                       helix.fits(c, p_free, p_devices) as is_free,
+                       greatest(helix.devices_needed(c)::real / nullif(cardinality(p_all), 0),
+                                c.cpu_cores / nullif(v_total.cpu_cores, 0), c.ram_gb / nullif(v_total.ram_gb, 0),
+                                c.disk_gb / nullif(v_total.disk_gb, 0)) as width
+                from helix.lane l
+                join helix.requirement_class c on c.id = l.class
+                cross join lateral unnest(coalesce(p_mine, l.queues)) as m (queue)
+                where l.queue = any (p_queues) and not l.idle and l.class <> 0
+                  and helix.fits(c, v_total, p_all) offset 0) f
+          where f.since is not null) w
+    where w.since < v_due and not w.is_free and w.width > w.least
+    order by w.since limit 1;
+    if v_host.reserved_lane is not null then
+      v_host.reserved_at := v_now;
+    end if;
+  end if;
+  update helix.host h
+  set reserved_lane = v_host.reserved_lane, reserved_queue = v_host.reserved_queue, reserved_at = v_host.reserved_at
+  where h.name = v_host.name and (h.reserved_lane, h.reserved_at) is distinct from (v_host.reserved_lane, v_host.reserved_at);
+  return v_host;
+end
+$$;
+
+ALTER FUNCTION helix.reserve(p_pool helix.pool, p_queues text[], p_mine integer[], p_free helix.resources, p_devices helix.device[], p_all helix.device[]) OWNER TO helix_engine;
+
 -- Name: resolve_by_token_v1(bytea, bytea, integer, boolean, text, text, text, bytea, boolean, double precision, double precision, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text DEFAULT NULL::text, p_form text DEFAULT NULL::text, p_answer bytea DEFAULT NULL::bytea, p_omitted boolean DEFAULT false, p_answer_seconds double precision DEFAULT 86400, p_tombstone_seconds double precision DEFAULT 2592000, p_correct boolean DEFAULT false) RETURNS helix.fence_result
@@ -11879,7 +12244,7 @@ ALTER FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied 
 CREATE FUNCTION helix.resources_of(p_free jsonb) RETURNS helix.resources
     LANGUAGE sql STABLE
     AS $$
-  select jsonb_populate_record(row(0, 0, 0, 0, 0, '{}')::helix.resources, coalesce(p_free, '{}'))
+  select jsonb_populate_record(row(0, 0, 0, 0, 0, '{}', null, null)::helix.resources, coalesce(p_free, '{}'))
 $$;
 
 ALTER FUNCTION helix.resources_of(p_free jsonb) OWNER TO helix_engine;
@@ -13674,6 +14039,23 @@ $$;
 
 ALTER FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) OWNER TO helix_engine;
 
+-- Name: take_devices(helix.requirement_class, helix.device[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.take_devices(p_class helix.requirement_class, p_devices helix.device[]) RETURNS helix.device[]
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET enable_sort TO 'on'
+    AS $$
+  select coalesce(array_agg(t.device), '{}')
+  from (select f.device
+        from (select d as device, count(*) over (partition by d.model) as alike
+              from unnest(p_devices) d where helix.is_match(p_class, d)) f
+        order by f.alike >= helix.devices_needed(p_class) desc, (f.device).vram_gb, (f.device).model,
+                 (f.device).index, (f.device).uuid
+        limit helix.devices_needed(p_class)) t
+$$;
+
+ALTER FUNCTION helix.take_devices(p_class helix.requirement_class, p_devices helix.device[]) OWNER TO helix_engine;
+
 -- Name: take_feed_v1(text, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer) RETURNS SETOF helix.feed_event
@@ -13942,6 +14324,20 @@ $$;
 
 ALTER FUNCTION helix.wait_v1(p_worker text, p_queues text[], p_seconds real) OWNER TO helix_engine;
 
+-- Name: waits_since(integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.waits_since(p_lane integer, p_queue integer) RETURNS timestamp with time zone
+    LANGUAGE sql STABLE
+    AS $$
+  select case when helix.is_plain(f.limit_key, f.expires_at, q.paused) then f.changed_at end
+  from (select w.limit_key, w.expires_at, w.changed_at from helix.work w
+        where w.pending and w.queue = p_queue and w.lane = p_lane
+        order by w.turn, w.batch limit 1) f
+  cross join lateral (select s.paused from helix.queue s where s.id = p_queue offset 0) q
+$$;
+
+ALTER FUNCTION helix.waits_since(p_lane integer, p_queue integer) OWNER TO helix_engine;
+
 -- Name: wake(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.wake(p_tenant text, p_queue text) RETURNS void
@@ -14000,6 +14396,45 @@ end
 $$;
 
 ALTER FUNCTION helix.webhook_v1(p_tenant text, p_name text) OWNER TO helix_engine;
+
+-- Name: with_devices(helix.lease, bigint, jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.with_devices(p_header helix.lease, p_number bigint, p_former jsonb) RETURNS helix.lease
+    LANGUAGE plpgsql
+    AS $$
+begin
+  p_header.payload := left(p_header.payload, -1) || format(
+    ',"devices":%s,"former":%s}',
+    (select coalesce(jsonb_agg(a.device order by a.id) filter (where a.device is not null), '[]')
+     from helix.allocation a where a.number = p_number), coalesce(p_former, '[]'));
+  return p_header;
+end
+$$;
+
+ALTER FUNCTION helix.with_devices(p_header helix.lease, p_number bigint, p_former jsonb) OWNER TO helix_engine;
+
+-- Name: withdraw_device_v1(text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.withdraw_device_v1(p_host text, p_device text, p_reason text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_found boolean;
+begin
+  perform helix.enter();
+  insert into helix.host (name) select p_host
+  where p_reason is not null and not exists (select from helix.host h where h.name = p_host) on conflict do nothing;
+  update helix.host h
+  set withdrawn = case when p_reason is null then h.withdrawn - p_device
+                       else h.withdrawn || jsonb_build_object(p_device, left(p_reason, 200)) end
+  where h.name = p_host and (p_reason is not null or h.withdrawn ? p_device)
+  returning true into v_found;
+  return coalesce(v_found, false);
+end
+$$;
+
+ALTER FUNCTION helix.withdraw_device_v1(p_host text, p_device text, p_reason text) OWNER TO helix_engine;
 
 -- Name: without_placeholders(text, text, text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -14082,6 +14517,40 @@ end
 $$;
 
 ALTER FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision) OWNER TO helix_engine;
+
+-- Name: allocation; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.allocation (
+    id bigint NOT NULL,
+    host text NOT NULL,
+    device text,
+    batch bigint NOT NULL,
+    number bigint NOT NULL,
+    queue integer NOT NULL,
+    cpu_cores real DEFAULT 0 NOT NULL,
+    ram_gb real DEFAULT 0 NOT NULL,
+    disk_gb real DEFAULT 0 NOT NULL,
+    worker text NOT NULL,
+    process text NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    ended_at timestamp with time zone,
+    CONSTRAINT allocation_device_check CHECK (((octet_length(device) >= 1) AND (octet_length(device) <= 255)))
+);
+
+ALTER TABLE ONLY helix.allocation FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.allocation OWNER TO helix_owner;
+
+-- Name: allocation_id_seq; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.allocation ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME helix.allocation_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 
 -- Name: decision; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -14682,7 +15151,8 @@ CREATE TABLE helix.work (
     due timestamp with time zone,
     expires_at timestamp with time zone,
     limit_key text,
-    content bytea
+    content bytea,
+    allocated bigint
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.05', vacuum_index_cleanup='on');
 
@@ -14811,26 +15281,6 @@ CREATE TABLE helix.request (
 WITH (fillfactor='80', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000');
 
 ALTER TABLE helix.request OWNER TO helix_owner;
-
--- Name: requirement_class; Type: TABLE; Schema: helix; Owner: helix_owner
-
-CREATE TABLE helix.requirement_class (
-    id integer NOT NULL,
-    requires jsonb NOT NULL,
-    gpus integer DEFAULT 0 NOT NULL,
-    gpu_vram_gb real DEFAULT 0 NOT NULL,
-    cpu_cores real DEFAULT 0 NOT NULL,
-    ram_gb real DEFAULT 0 NOT NULL,
-    disk_gb real DEFAULT 0 NOT NULL,
-    labels jsonb DEFAULT '{}'::jsonb NOT NULL,
-    twin integer DEFAULT 0 NOT NULL,
-    CONSTRAINT requirement_class_gpus_check CHECK ((gpus >= 0)),
-    CONSTRAINT requirement_class_requires_check CHECK ((octet_length((requires)::text) <= 2048))
-);
-
-ALTER TABLE ONLY helix.requirement_class FORCE ROW LEVEL SECURITY;
-
-ALTER TABLE helix.requirement_class OWNER TO helix_owner;
 
 -- Name: requirement_class_id_seq; Type: SEQUENCE; Schema: helix; Owner: helix_owner
 
@@ -15212,6 +15662,11 @@ CREATE TABLE helix_migration.revision (
 
 ALTER TABLE helix_migration.revision OWNER TO helix_owner;
 
+-- Name: allocation allocation_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.allocation
+    ADD CONSTRAINT allocation_pkey PRIMARY KEY (id);
+
 -- Name: api_token api_token_hash_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.api_token
@@ -15311,6 +15766,11 @@ ALTER TABLE ONLY helix.fence
 
 ALTER TABLE ONLY helix.finding
     ADD CONSTRAINT finding_pkey PRIMARY KEY (kind, batch, number);
+
+-- Name: host host_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.host
+    ADD CONSTRAINT host_pkey PRIMARY KEY (name);
 
 -- Name: intake_failure intake_failure_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
@@ -15501,6 +15961,18 @@ ALTER TABLE ONLY helix.worker
 
 ALTER TABLE ONLY helix_migration.revision
     ADD CONSTRAINT revision_pkc PRIMARY KEY (version_num);
+
+-- Name: allocation_batch; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX allocation_batch ON helix.allocation USING btree (batch);
+
+-- Name: allocation_device; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE UNIQUE INDEX allocation_device ON helix.allocation USING btree (host, device) WHERE (device IS NOT NULL);
+
+-- Name: allocation_host; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX allocation_host ON helix.allocation USING btree (host) WHERE (device IS NULL);
 
 -- Name: answer_count_batch; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -15710,6 +16182,12 @@ CREATE INDEX work_expiry ON helix.work USING btree (expires_at) WHERE ((expires_
 
 CREATE INDEX work_limit ON helix.work USING btree (queue, limit_key, batch) WHERE (cause = 'limit'::helix.cause);
 
+-- Name: allocation a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.allocation FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.allocation ENABLE ALWAYS TRIGGER a_guard;
+
 -- Name: answer_count a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.answer_count FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -15823,6 +16301,12 @@ ALTER TABLE helix.fence_event ENABLE ALWAYS TRIGGER a_guard;
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.finding FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.finding ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: host a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.host FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.host ENABLE ALWAYS TRIGGER a_guard;
 
 -- Name: intake a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -16010,6 +16494,12 @@ CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.worker_day FOR
 
 ALTER TABLE helix.worker_day ENABLE ALWAYS TRIGGER a_guard;
 
+-- Name: allocation a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.allocation FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.allocation ENABLE ALWAYS TRIGGER a_guard_truncate;
+
 -- Name: answer_count a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.answer_count FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -16123,6 +16613,12 @@ ALTER TABLE helix.fence_event ENABLE ALWAYS TRIGGER a_guard_truncate;
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.finding FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.finding ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: host a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.host FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.host ENABLE ALWAYS TRIGGER a_guard_truncate;
 
 -- Name: intake a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -16340,9 +16836,15 @@ CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF tenant, name, ledger, q
 
 ALTER TABLE helix.feed ENABLE ALWAYS TRIGGER audit;
 
+-- Name: host audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF name, withdrawn ON helix.host FOR EACH ROW EXECUTE FUNCTION helix.audit_row('name', 'name,withdrawn');
+
+ALTER TABLE helix.host ENABLE ALWAYS TRIGGER audit;
+
 -- Name: lane audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels, made_for, twin ON helix.lane FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,queue,class,priority,gpus,gpu_vram_gb,cpu_cores,ram_gb,disk_gb,labels,made_for,twin');
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels, by_device, made_for, twin ON helix.lane FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,queue,class,priority,gpus,gpu_vram_gb,cpu_cores,ram_gb,disk_gb,labels,by_device,made_for,twin');
 
 ALTER TABLE helix.lane ENABLE ALWAYS TRIGGER audit;
 
@@ -16366,7 +16868,7 @@ ALTER TABLE helix.queue ENABLE ALWAYS TRIGGER audit;
 
 -- Name: requirement_class audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels, twin ON helix.requirement_class FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,requires,gpus,gpu_vram_gb,cpu_cores,ram_gb,disk_gb,labels,twin');
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels, gpu_model, gpu_cc_min, twin ON helix.requirement_class FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,requires,gpus,gpu_vram_gb,cpu_cores,ram_gb,disk_gb,labels,gpu_model,gpu_cc_min,twin');
 
 ALTER TABLE helix.requirement_class ENABLE ALWAYS TRIGGER audit;
 
@@ -16508,6 +17010,10 @@ CREATE TRIGGER same_batch BEFORE UPDATE OF batch ON helix.work FOR EACH STATEMEN
 
 ALTER TABLE helix.work ENABLE ALWAYS TRIGGER same_batch;
 
+-- Name: allocation; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.allocation ENABLE ROW LEVEL SECURITY;
+
 -- Name: answer_count; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.answer_count ENABLE ROW LEVEL SECURITY;
@@ -16539,6 +17045,10 @@ ALTER TABLE helix.difference ENABLE ROW LEVEL SECURITY;
 -- Name: ended; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.ended ENABLE ROW LEVEL SECURITY;
+
+-- Name: allocation engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.allocation TO helix_engine USING (true);
 
 -- Name: answer_count engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -16772,6 +17282,10 @@ ALTER TABLE helix.metric ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.metric_change ENABLE ROW LEVEL SECURITY;
 
+-- Name: allocation operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.allocation FOR SELECT TO helix_operator USING (true);
+
 -- Name: answer_count operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.answer_count FOR SELECT TO helix_operator USING (true);
@@ -16955,6 +17469,10 @@ CREATE POLICY own_bindings ON helix.role_tenant FOR SELECT TO helix_engine, heli
 -- Name: queue; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.queue ENABLE ROW LEVEL SECURITY;
+
+-- Name: allocation reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.allocation FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
 
 -- Name: answer_count reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -17403,6 +17921,10 @@ GRANT ALL ON FUNCTION helix.claim_fence_v1(p_tenant text, p_name text, p_identit
 
 REVOKE ALL ON FUNCTION helix.claim_header(p_settled helix.answer[], p_state helix.state, p_epoch integer, p_nonce bigint, p_number bigint, p_queues text, p_hints text, p_more boolean) FROM PUBLIC;
 
+-- Name: FUNCTION claim_on_host(p_worker text, p_request uuid, p_queues text[], p_mine integer[], p_free jsonb, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.claim_on_host(p_worker text, p_request uuid, p_queues text[], p_mine integer[], p_free jsonb, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[]) FROM PUBLIC;
+
 -- Name: FUNCTION claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[], p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[], p_tenant text) FROM PUBLIC;
@@ -17783,6 +18305,20 @@ GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity t
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_admin;
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_delegate;
 
+-- Name: TABLE requirement_class; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.requirement_class TO helix_engine;
+GRANT SELECT ON TABLE helix.requirement_class TO helix_reader;
+GRANT SELECT ON TABLE helix.requirement_class TO helix_operator;
+
+-- Name: FUNCTION devices_needed(p_class helix.requirement_class); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.devices_needed(p_class helix.requirement_class) FROM PUBLIC;
+
+-- Name: FUNCTION devices_of(p_free jsonb); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.devices_of(p_free jsonb) FROM PUBLIC;
+
 -- Name: FUNCTION difference_text(p_fence helix.fence, p_request text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.difference_text(p_fence helix.fence, p_request text) FROM PUBLIC;
@@ -17808,6 +18344,10 @@ REVOKE ALL ON FUNCTION helix.empty_fences(p_batch bigint[], p_identity boolean) 
 -- Name: FUNCTION empty_letters(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.empty_letters(p_batch bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION end_allocations(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.end_allocations(p_batch bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION end_delivery(p_delivery helix.delivery, p_actor text, p_answer helix.delivery_answer, p_decision text, p_effect text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -18051,6 +18591,10 @@ REVOKE ALL ON FUNCTION helix.fingerprint(p_secret helix.secret, p_text text) FRO
 
 REVOKE ALL ON FUNCTION helix.first_record(p_from bigint, p_to bigint) FROM PUBLIC;
 
+-- Name: FUNCTION fits(p_class helix.requirement_class, p_free helix.resources, p_devices helix.device[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources, p_devices helix.device[]) FROM PUBLIC;
+
 -- Name: TABLE lane; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.lane TO helix_engine;
@@ -18128,6 +18672,14 @@ GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_operate;
 GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_admin;
 GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_delegate;
 
+-- Name: FUNCTION free_former(p_pool helix.pool); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.free_former(p_pool helix.pool) FROM PUBLIC;
+
+-- Name: FUNCTION free_of_host(p_pool helix.pool, p_queues text[], p_mine integer[], OUT free helix.resources, OUT devices helix.device[], OUT mine integer[], OUT reserved integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.free_of_host(p_pool helix.pool, p_queues text[], p_mine integer[], OUT free helix.resources, OUT devices helix.device[], OUT mine integer[], OUT reserved integer) FROM PUBLIC;
+
 -- Name: FUNCTION grant_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text, p_request text, p_keep_request boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.grant_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text, p_request text, p_keep_request boolean) FROM PUBLIC;
@@ -18201,6 +18753,10 @@ REVOKE ALL ON FUNCTION helix.is_empty(p_queue integer) FROM PUBLIC;
 -- Name: FUNCTION is_first_step(p_version integer, p_state helix.state, p_reason helix.reason, p_step boolean, p_attempt smallint, p_late boolean, p_before bigint, p_number bigint, p_nonce bigint, p_version_before integer, p_from helix.state, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.is_first_step(p_version integer, p_state helix.state, p_reason helix.reason, p_step boolean, p_attempt smallint, p_late boolean, p_before bigint, p_number bigint, p_nonce bigint, p_version_before integer, p_from helix.state, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text) FROM PUBLIC;
+
+-- Name: FUNCTION is_match(p_class helix.requirement_class, p_device helix.device); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.is_match(p_class helix.requirement_class, p_device helix.device) FROM PUBLIC;
 
 -- Name: FUNCTION is_output_path(p_path text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -18298,9 +18854,9 @@ REVOKE ALL ON FUNCTION helix.latency_bucket(p_seconds double precision) FROM PUB
 
 REVOKE ALL ON FUNCTION helix.lease_nonce(p_nonce bigint, p_batch bigint) FROM PUBLIC;
 
--- Name: FUNCTION lease_one(p_one helix.chosen, p_worker text, p_request uuid, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION lease_one(p_one helix.chosen, p_worker text, p_request uuid, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[], p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.lease_one(p_one helix.chosen, p_worker text, p_request uuid, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.lease_one(p_one helix.chosen, p_worker text, p_request uuid, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[], p_detail text) FROM PUBLIC;
 
 -- Name: FUNCTION leases_of(p_worker text, p_request uuid, p_settled helix.answer[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -18555,6 +19111,10 @@ REVOKE ALL ON FUNCTION helix.pick_shares(p_queues text[], p_mine integer[], p_fr
 -- Name: FUNCTION placeholders_in(p_identity text[], p_placeholders text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.placeholders_in(p_identity text[], p_placeholders text[]) FROM PUBLIC;
+
+-- Name: FUNCTION pool_of(p_free jsonb); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.pool_of(p_free jsonb) FROM PUBLIC;
 
 -- Name: FUNCTION preview_fence_v1(p_tenant text, p_name text, p_identity text, p_request text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -19274,6 +19834,16 @@ REVOKE ALL ON FUNCTION helix.reported_gap(p_events helix.feed_event[]) FROM PUBL
 
 REVOKE ALL ON FUNCTION helix.rerun_at(p_fence helix.fence) FROM PUBLIC;
 
+-- Name: TABLE host; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.host TO helix_engine;
+GRANT SELECT ON TABLE helix.host TO helix_reader;
+GRANT SELECT ON TABLE helix.host TO helix_operator;
+
+-- Name: FUNCTION reserve(p_pool helix.pool, p_queues text[], p_mine integer[], p_free helix.resources, p_devices helix.device[], p_all helix.device[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.reserve(p_pool helix.pool, p_queues text[], p_mine integer[], p_free helix.resources, p_devices helix.device[], p_all helix.device[]) FROM PUBLIC;
+
 -- Name: FUNCTION resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean) FROM PUBLIC;
@@ -19560,6 +20130,10 @@ GRANT ALL ON FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) TO he
 GRANT ALL ON FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) TO helix_work;
 GRANT ALL ON FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) TO helix_operate;
 
+-- Name: FUNCTION take_devices(p_class helix.requirement_class, p_devices helix.device[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.take_devices(p_class helix.requirement_class, p_devices helix.device[]) FROM PUBLIC;
+
 -- Name: FUNCTION take_feed_v1(p_tenant text, p_feed text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer) FROM PUBLIC;
@@ -19619,6 +20193,10 @@ REVOKE ALL ON FUNCTION helix.wait_v1(p_worker text, p_queues text[], p_seconds r
 GRANT ALL ON FUNCTION helix.wait_v1(p_worker text, p_queues text[], p_seconds real) TO helix_operator;
 GRANT ALL ON FUNCTION helix.wait_v1(p_worker text, p_queues text[], p_seconds real) TO helix_work;
 
+-- Name: FUNCTION waits_since(p_lane integer, p_queue integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.waits_since(p_lane integer, p_queue integer) FROM PUBLIC;
+
 -- Name: FUNCTION wake(p_tenant text, p_queue text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.wake(p_tenant text, p_queue text) FROM PUBLIC;
@@ -19632,6 +20210,15 @@ REVOKE ALL ON FUNCTION helix.wake_channel(p_queue text, p_login name, p_tenants 
 REVOKE ALL ON FUNCTION helix.webhook_v1(p_tenant text, p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.webhook_v1(p_tenant text, p_name text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.webhook_v1(p_tenant text, p_name text) TO helix_webhook;
+
+-- Name: FUNCTION with_devices(p_header helix.lease, p_number bigint, p_former jsonb); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.with_devices(p_header helix.lease, p_number bigint, p_former jsonb) FROM PUBLIC;
+
+-- Name: FUNCTION withdraw_device_v1(p_host text, p_device text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.withdraw_device_v1(p_host text, p_device text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.withdraw_device_v1(p_host text, p_device text, p_reason text) TO helix_operator;
 
 -- Name: FUNCTION without_placeholders(p_tenant text, p_queue text, INOUT p_identity text[], INOUT p_raw text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -19647,6 +20234,16 @@ GRANT ALL ON FUNCTION helix.worker_status(p_worker helix.worker) TO helix_reader
 REVOKE ALL ON FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision) TO helix_operator;
 GRANT ALL ON FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision) TO helix_intake;
+
+-- Name: TABLE allocation; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.allocation TO helix_engine;
+GRANT SELECT ON TABLE helix.allocation TO helix_reader;
+GRANT SELECT ON TABLE helix.allocation TO helix_operator;
+
+-- Name: SEQUENCE allocation_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.allocation_id_seq TO helix_engine;
 
 -- Name: TABLE decision; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -19974,6 +20571,11 @@ GRANT SELECT(limit_key) ON TABLE helix.work TO helix_operator;
 GRANT SELECT(content) ON TABLE helix.work TO helix_reader;
 GRANT SELECT(content) ON TABLE helix.work TO helix_operator;
 
+-- Name: COLUMN work.allocated; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(allocated) ON TABLE helix.work TO helix_reader;
+GRANT SELECT(allocated) ON TABLE helix.work TO helix_operator;
+
 -- Name: TABLE overview; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.overview TO helix_engine;
@@ -20008,12 +20610,6 @@ GRANT SELECT(due) ON TABLE helix.request TO helix_operator;
 
 GRANT SELECT(at) ON TABLE helix.request TO helix_reader;
 GRANT SELECT(at) ON TABLE helix.request TO helix_operator;
-
--- Name: TABLE requirement_class; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.requirement_class TO helix_engine;
-GRANT SELECT ON TABLE helix.requirement_class TO helix_reader;
-GRANT SELECT ON TABLE helix.requirement_class TO helix_operator;
 
 -- Name: SEQUENCE requirement_class_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
 

@@ -60,6 +60,9 @@ UNSEEN = {
     "counts and times of deliveries; the first step of the batch is the record": (
         "source.first_at source.last_at source.times source.actor"
     ),
+    "which lease last held a device; `check` finds what it would hold after its end": (
+        "work.allocated"
+    ),
     "the deadline of a lease that ended; one of a live lease is found": "work.deadline",
     "when a publisher looks again, and times for display; the settlement is the grant": (
         "manifest.due_at manifest.granted_at manifest.sealed_at manifest.ended_at manifest.problem"

@@ -36,6 +36,20 @@ LEASES = {
         {"fence_edited"},
         "update helix.fence set actor = 'eve' where state = 'IN_DOUBT'",
     ),
+    "a device was marked as held by a lease that has ended": (
+        {"allocation_wrong"},
+        """insert into helix.allocation (host, device, batch, number, queue, worker, process)
+           select 'gpu-1', 'GPU-1', batch, number, queue, actor, 'x' from helix.work
+           where state = 'COMPLETED' limit 1""",
+    ),
+    "a device was withdrawn by hand": (
+        {"setting_edited"},
+        "insert into helix.host (name, withdrawn) values ('gpu-1', '{\"GPU-1\": \"x\"}')",
+    ),
+    "a live lease lost its device": (
+        {"allocation_wrong"},
+        "update helix.work set allocated = number where state = 'RUNNING'",
+    ),
     "a dead letter was given to another tenant": (
         {"letter_edited"},
         "update helix.dead_letter set tenant = 'b'",

@@ -430,6 +430,7 @@ CASES = {
         "hash": b"x" * 32, "key": loot.fences["IN_DOUBT"], "version": 2, "applied": False,
         "reason": "x",
     },
+    "withdraw_device_v1": lambda _: {"host": "gpu-1", "device": "GPU-1", "reason": "x"},
     "sweep_fences_v1": lambda _: {"actor": "eve"},
     "release_by_id_v1": lambda loot: {"ids": loot.ids, "actor": "eve", "detail": "x"},
     "create_token_v1": lambda _: {

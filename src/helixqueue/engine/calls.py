@@ -21,6 +21,7 @@ from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.batch import ActionResult
 from helixqueue.records.claim_hints import Hint
+from helixqueue.records.device import FormerAllocation
 from helixqueue.records.lease import ClaimResult, LeaseRef, LeaseRow, Settlement, Token, WriteResult
 from helixqueue.records.queue import QueueDeletion, QueueRow, QueueSettings
 from helixqueue.records.submission import Receipt, SubmissionRow, SubmittedRow
@@ -150,30 +151,29 @@ def _read_claimed(settle: Sequence[Settlement], rows: list[Row]) -> ClaimResult:
     header = orjson.loads(rows[0][6])
     if header["settled"] is None:
         settled = tuple(
-            [
-                WriteResult(settlement.batch, "ok", None, State.COMPLETED, late=False)
-                for settlement in settle
-            ]
+            [WriteResult(s.batch, "ok", None, State.COMPLETED, late=False) for s in settle]
         )
     else:
         settled = tuple(
             WriteResult(batch, answer, owner, _state(state), late, mismatch)
             for batch, answer, owner, state, late, mismatch in header["settled"]
         )
+    former = tuple(starmap(FormerAllocation, header.get("former", ())))
     if len(rows) == 1:
-        return ClaimResult((), settled)
+        return ClaimResult((), settled, former=former)
     token, state = Token(header["epoch"], header["nonce"], header["number"]), State(header["state"])
     queues = {
         int(queue): (tenant, name, lease_seconds, _EPOCH + timedelta(microseconds=deadline))
         for queue, (tenant, name, lease_seconds, deadline) in header["queues"].items()
     }
+    devices = tuple(header.get("devices") or ())
     leases = []
     for batch, queue, attempt, key, identity, revision, payload in rows[1:]:
         tenant, name, lease_seconds, deadline = queues[queue]
         row = (batch, token, key, tenant, name, identity, revision, payload, attempt, state)
-        leases.append(LeaseRow(*row, deadline, lease_seconds))
+        leases.append(LeaseRow(*row, deadline, lease_seconds, devices=devices))
     hints = tuple(starmap(Hint, header["hints"]))
-    return ClaimResult(tuple(leases), settled, hints, header["more"])
+    return ClaimResult(tuple(leases), settled, hints, header["more"], former)
 
 
 def start(*, worker: str, leases: Sequence[LeaseRef]) -> Call[list[WriteResult]]:

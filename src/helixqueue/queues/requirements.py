@@ -15,8 +15,8 @@ from helixqueue.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_AMOUNTS = ("gpus", "gpu_vram_gb", "cpu_cores", "ram_gb", "disk_gb")
-KNOWN = (*_AMOUNTS, "labels")
+FREE = ("gpus", "gpu_vram_gb", "cpu_cores", "ram_gb", "disk_gb", "labels")
+KNOWN = (*FREE, "gpu_model", "gpu_cc_min")
 MAX_AMOUNT = 1_000_000
 MAX_BYTES = 2048  # of the JSON, as the table has it
 
@@ -32,11 +32,14 @@ def checked_requires(requires: Mapping[str, Any], what: str = "requires") -> dic
         raise Refused(
             f'{what}: expected a mapping such as {{"gpus": 1}}, got {type(requires).__name__}'
         ) from None
+    known = FREE if what == "free" else KNOWN
     for name, value in resources.items():
-        if name not in KNOWN:
-            raise Refused(f"{what}: unknown {name!r}; known are {', '.join(KNOWN)}")
+        if name not in known:
+            raise Refused(f"{what}: unknown {name!r}; known are {', '.join(known)}")
         if name == "labels":
             _check_labels(what, value)
+        elif name == "gpu_model":
+            _check_globs(what, value)
         else:
             _check_amount(what, name, value)
     if len(json.dumps(resources, ensure_ascii=False).encode()) > MAX_BYTES:
@@ -61,6 +64,19 @@ def _check_labels(what: str, labels: object) -> None:
         raise Refused(
             f'{what}: labels: expected texts by name such as {{"site": "berlin"}}, '
             f"got {ascii(labels)[:80]}"
+        )
+
+
+def _check_globs(what: str, globs: object) -> None:
+    patterns = [globs] if isinstance(globs, str) else globs
+    if not (
+        isinstance(patterns, list)
+        and patterns
+        and all(isinstance(glob, str) and glob and _is_text(glob) for glob in patterns)
+    ):
+        raise Refused(
+            f'{what}: gpu_model: expected patterns such as ["*A100*", "*H100*"], '
+            f"got {ascii(globs)[:80]}"
         )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from helixqueue.records.claim_hints import Hint
+    from helixqueue.records.device import FormerAllocation
     from helixqueue.states import State
 
 ResultWord = Literal["ok", "repeat", "refused", "busy", "illegal"]
@@ -85,6 +86,7 @@ class LeaseRow(NamedTuple):
     # `token` has the nonce of the claim; false for leases with a token of their own (over HTTP, or
     # from a parent worker process).
     shares_nonce: bool = True
+    devices: tuple[str, ...] = ()  # UUIDs of the GPUs that it holds
 
     @property
     def batch_id(self) -> UUID:
@@ -139,3 +141,4 @@ class ClaimResult:
     settled: tuple[WriteResult, ...]
     hints: tuple[Hint, ...] = ()  # how far this claim looked, for the next
     more: bool = False  # fewer than wanted, because these are as much as one answer carries
+    former: tuple[FormerAllocation, ...] = ()  # of the host of a worker that owns devices

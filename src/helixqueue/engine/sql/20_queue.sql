@@ -88,6 +88,8 @@ create table helix.requirement_class (
   ram_gb      real    not null default 0,
   disk_gb     real    not null default 0,
   labels      jsonb   not null default '{}',
+  gpu_model   text[]  not null default '{}',  -- globs of which one must match the model of each device; none: any model
+  gpu_cc_min  real    not null default 0,     -- least compute capability of each device
   -- 0, or another number in a second row, which a transaction made while another one was making the first: no
   -- submission waits for the end of another caller's transaction.
   twin        integer not null default 0,
@@ -111,6 +113,7 @@ create table helix.lane (
   ram_gb      real    not null,
   disk_gb     real    not null,
   labels      jsonb   not null,
+  by_device   boolean not null,  -- it asks for a model or a compute capability: only for workers that describe their devices
   -- The turn that claims have reached, written at most once a second: a new arrival is placed here and
   -- not after the backlog of a tenant that submitted earlier.
   served    bigint not null default 0,

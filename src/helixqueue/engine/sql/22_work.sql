@@ -3,7 +3,7 @@
 -- Updates stay on their page (HOT) only while they change no column that an index names in its key or
 -- predicate. Settling and renewing happen to every batch, so no index may name a column that they
 -- change: state, version, version_before, entry, before, came_from, deadline, changed_at, actor, reason,
--- late, content.
+-- late, content, allocated.
 -- There are no foreign keys: on hot rows they cost share locks and multixacts.
 -- Columns that are never null stand first, rarely set ones last: PostgreSQL reads a column faster while no null
 -- and no text stands before it.
@@ -37,7 +37,8 @@ create table helix.work (
   due           timestamptz,           -- when a delayed batch becomes claimable
   expires_at    timestamptz,           -- not started before this time, it is cancelled
   limit_key     text,
-  content       bytea                  -- SHA-256 of the texts of the last step (helix.result), if any
+  content       bytea,                 -- SHA-256 of the texts of the last step (helix.result), if any
+  allocated     bigint                 -- number of the last lease that held something of a host (23_device.sql)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
         autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.05,
         -- A vacuum that leaves the dead index entries of claimed batches makes the next claim slow.

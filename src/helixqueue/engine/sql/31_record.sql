@@ -28,10 +28,10 @@ begin
          = (old.batch, old.version, old.state, old.entry, old.attempt, old.reason, old.late, old.actor,
             old.changed_at, old.queue, old.bytes)
      and (new.before, new.version_before, new.came_from, new.number, new.nonce, new.epoch,
-          new.lease_seconds, new.content, new.expires_at)
+          new.lease_seconds, new.content, new.expires_at, new.allocated)
          is not distinct from
          (old.before, old.version_before, old.came_from, old.number, old.nonce, old.epoch,
-          old.lease_seconds, old.content, old.expires_at)
+          old.lease_seconds, old.content, old.expires_at, old.allocated)
      -- Erasing empties the limit key of a finished batch.
      and (new.limit_key is not distinct from old.limit_key
           or new.limit_key is null and new.state in ('COMPLETED', 'FAILED', 'CANCELLED'))
@@ -202,10 +202,11 @@ declare
   v_steps   bigint;
   v_ended   boolean;
   v_limited boolean;
+  v_allocated boolean;  -- some lease held something of a host
 begin
   select count(*), bool_or(n.state in ('COMPLETED', 'FAILED', 'CANCELLED')),
-         bool_or(n.limit_key is not null)
-  into v_steps, v_ended, v_limited from arrived n where n.step;
+         bool_or(n.limit_key is not null), bool_or(n.allocated = n.number)
+  into v_steps, v_ended, v_limited, v_allocated from arrived n where n.step;
   if v_steps = 0 then
     return null;
   end if;
@@ -274,6 +275,11 @@ begin
           from arrived n where n.step and n.limit_key is not null
           group by n.queue, n.limit_key) c
     where c.change <> 0;
+  end if;
+  if v_allocated then
+    perform helix.end_allocations(array(
+      select n.batch from arrived n
+      where n.step and n.allocated = n.number and n.state not in ('ASSIGNED', 'RUNNING')));
   end if;
   return null;
 end

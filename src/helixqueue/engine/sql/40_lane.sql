@@ -24,17 +24,22 @@ begin
     return v_class;
   end if;
   select key into v_unknown from jsonb_object_keys(p_requires) key
-  where key not in ('gpus', 'gpu_vram_gb', 'cpu_cores', 'ram_gb', 'disk_gb', 'labels') limit 1;
+  where key not in ('gpus', 'gpu_vram_gb', 'gpu_model', 'gpu_cc_min', 'cpu_cores', 'ram_gb', 'disk_gb', 'labels') limit 1;
   if found then
     raise exception using errcode = 'invalid_parameter_value',
       message = format('unknown requirement %L', v_unknown),
-      hint = 'Known: gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels.';
+      hint = 'Known: gpus, gpu_vram_gb, gpu_model, gpu_cc_min, cpu_cores, ram_gb, disk_gb, labels.';
   end if;
-  insert into helix.requirement_class as c (id, twin, requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels)
+  insert into helix.requirement_class as c (id, twin, requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels,
+                                       gpu_model, gpu_cc_min)
   select n.id, case when helix.makes_first('requirement_class', p_requires::text) then 0 else n.id end, p_requires,
          coalesce((p_requires ->> 'gpus')::int, 0), coalesce((p_requires ->> 'gpu_vram_gb')::real, 0),
          coalesce((p_requires ->> 'cpu_cores')::real, 0), coalesce((p_requires ->> 'ram_gb')::real, 0),
-         coalesce((p_requires ->> 'disk_gb')::real, 0), coalesce(p_requires -> 'labels', '{}')
+         coalesce((p_requires ->> 'disk_gb')::real, 0), coalesce(p_requires -> 'labels', '{}'),
+         array(select jsonb_array_elements_text(
+           case jsonb_typeof(p_requires -> 'gpu_model') when 'array' then p_requires -> 'gpu_model'
+                when 'string' then jsonb_build_array(p_requires -> 'gpu_model') else '[]' end)),
+         coalesce((p_requires ->> 'gpu_cc_min')::real, 0)
   from (select nextval('helix.requirement_class_id_seq')::integer as id) n
   on conflict do nothing;
   return (select id from helix.requirement_class where requires = p_requires order by twin limit 1);
@@ -101,9 +106,9 @@ begin
     return v_lane.id;
   end if;
   insert into helix.lane as l (queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb,
-                               labels, made_for, queues, twin)
+                               labels, by_device, made_for, queues, twin)
   select p_queue.name, c.id, p_priority, c.gpus, c.gpu_vram_gb, c.cpu_cores, c.ram_gb, c.disk_gb, c.labels,
-         p_queue.tenant, case when p_has_work then array[p_queue.id] else '{}' end,
+         c.gpu_model <> '{}' or c.gpu_cc_min > 0, p_queue.tenant, case when p_has_work then array[p_queue.id] else '{}' end,
          case when helix.makes_first('lane', format('%s %s %s', p_class, p_priority, p_queue.name)) then 0
               else (random() * 2e9)::integer + 1 end
   from helix.requirement_class c where c.id = p_class

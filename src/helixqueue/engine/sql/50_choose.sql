@@ -1,5 +1,5 @@
--- Which batches a worker gets: those that fit its resources, tenants in turn (54_tenant_share.sql), most urgent first.
--- The rows are locked here and leased in 51_claim.sql. Read `choose` at the end first.
+-- Which batches a worker gets: those that fit its resources, tenants in turn (54_tenant_share.sql), most urgent first. The
+-- rows are locked here and leased in 51_claim.sql. Read `choose` at the end first.
 
 -- The free resources of a worker, read once from its JSON.
 create type helix.resources as (
@@ -8,13 +8,15 @@ create type helix.resources as (
   cpu_cores   real,
   ram_gb      real,
   disk_gb     real,
-  labels      jsonb
+  labels      jsonb,
+  host        text,      -- of a worker that owns devices,
+  lanes       integer[]  -- and the lanes that fit it (55_device.sql)
 );
 
 -- A resource that the worker does not name counts as none.
 create function helix.resources_of(p_free jsonb) returns helix.resources
 language sql stable as $$
-  select jsonb_populate_record(row(0, 0, 0, 0, 0, '{}')::helix.resources, coalesce(p_free, '{}'))
+  select jsonb_populate_record(row(0, 0, 0, 0, 0, '{}', null, null)::helix.resources, coalesce(p_free, '{}'))
 $$;
 
 -- The queues that a claim may take from, by internal id; null: those of all tenants.
@@ -36,9 +38,10 @@ language sql stable as $$
   where l.queue = any (p_queues) and not l.idle and l.id <> all (p_empty)
     -- Class 0 asks for nothing, and a worker may have named nothing.
     and (l.class = 0
-         or (l.gpus <= p_free.gpus and l.gpu_vram_gb <= p_free.gpu_vram_gb
-             and l.cpu_cores <= p_free.cpu_cores and l.ram_gb <= p_free.ram_gb
-             and l.disk_gb <= p_free.disk_gb and l.labels <@ p_free.labels))
+         or case when p_free.host is not null then l.id = any (p_free.lanes) else
+             l.gpus <= p_free.gpus and l.gpu_vram_gb <= p_free.gpu_vram_gb and l.cpu_cores <= p_free.cpu_cores
+             and l.ram_gb <= p_free.ram_gb and l.disk_gb <= p_free.disk_gb and l.labels <@ p_free.labels
+             and not l.by_device end)
 $$;
 
 -- The hint for a lane; without one, before the first turn. A CASE and not a coalesce: the planner makes an
@@ -327,8 +330,7 @@ begin
              array_agg(g.turn) as turn, array_agg(g.queue) as queue, array_agg(g.hint) as hint,
              array_agg(g.bytes) as bytes, array_agg(g.lease_seconds) as lease_seconds
       into v_got
-      from unnest(v_got.batch, v_got.tuple, v_got.lane, v_got.turn, v_got.queue, v_got.hint,
-                  v_got.bytes, v_got.lease_seconds)
+      from unnest(v_got.batch, v_got.tuple, v_got.lane, v_got.turn, v_got.queue, v_got.hint, v_got.bytes, v_got.lease_seconds)
         as g (batch, tuple, lane, turn, queue, hint, bytes, lease_seconds)
       where g.batch = any (v_kept);
       continue when v_got.batch is null;
@@ -350,7 +352,7 @@ begin
     v_wanted := p_count - cardinality(v_choice.batch);
     if v_wanted > 0 then
       select v_free.gpus - sum(l.gpus), v_free.gpu_vram_gb, v_free.cpu_cores - sum(l.cpu_cores),
-             v_free.ram_gb - sum(l.ram_gb), v_free.disk_gb - sum(l.disk_gb), v_free.labels
+             v_free.ram_gb - sum(l.ram_gb), v_free.disk_gb - sum(l.disk_gb), v_free.labels, v_free.host, v_free.lanes
       into v_free
       from unnest(v_got.lane) as taken (lane) join helix.lane l on l.id = taken.lane;
     end if;
@@ -361,8 +363,7 @@ $$;
 
 -- Shares of lanes that together ask for more than is free: lane by lane, what still fits. Memory of a
 -- device is a threshold, the other resources are used up.
-create function helix.share_out(p_lane integer[], p_each integer, p_free helix.resources)
-returns integer[]
+create function helix.share_out(p_lane integer[], p_each integer, p_free helix.resources) returns integer[]
 language plpgsql as $$
 declare
   v_left  helix.resources := p_free;

@@ -110,6 +110,11 @@ begin
   end if;
   perform helix.run_claim_duties(p_worker);
 
+  if v_free.host is not null then
+    return query select * from helix.claim_on_host(p_worker, p_request, p_queues, v_mine, p_free, p_start, v_seconds,
+                                                   v_epoch, v_settled);
+    return;
+  end if;
   v_is_shared := cardinality(v_mine) is distinct from 1 and helix.is_shared(p_queues, v_mine);
   if v_count = 1 and not v_is_shared and (v_mine is null or cardinality(v_mine) = 1) then
     v_one := helix.choose_one(p_queues, v_mine[1], v_free, p_hint_lane, p_hint_turn, p_hint_batch);
@@ -248,12 +253,12 @@ begin
       and (v_queues is null or w.queue = any (v_queues)));
   return query
     select (h.header).*
-    from (select helix.claim_header(
+    from (select helix.with_devices(helix.claim_header(
                    p_settled, max(w.state), max(w.epoch), max(w.nonce), max(w.number),
                    (select string_agg(helix.queue_header(q.id, q.tenant, q.name, d.seconds, d.deadline), ',')
                     from (select l.queue, min(l.lease_seconds) as seconds, min(l.deadline) as deadline
                           from helix.work l where l.batch = any (v_held) group by l.queue) d
-                    join helix.queue q on q.id = d.queue), '', false) as header
+                    join helix.queue q on q.id = d.queue), '', false), max(w.number), '[]') as header
           from helix.work w where w.batch = any (v_held)) h;
   return query
     select w.batch, w.queue, w.attempt, b.key, b.identity, b.revision, b.payload::text

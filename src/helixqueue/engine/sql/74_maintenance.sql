@@ -310,7 +310,8 @@ begin
 end
 $$;
 
--- Deletes workers that have not reported for a month: where every start has a new name, rows would accumulate.
+-- Deletes workers that have not reported for a month, and what the processes of hosts without workers held for
+-- longer: where every start has a new name, rows would accumulate.
 create function helix.delete_old_workers(p_limit integer) returns integer
 language plpgsql as $$
 declare
@@ -321,6 +322,7 @@ begin
                                        where o.last_seen < statement_timestamp() - interval '30 days'
                                        limit p_limit for update skip locked);
   get diagnostics v_gone = row_count;
+  delete from helix.allocation a where a.ended_at < statement_timestamp() - interval '30 days';
   return v_gone;
 end
 $$;

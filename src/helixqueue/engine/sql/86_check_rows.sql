@@ -264,6 +264,16 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   left join helix.queue q on q.id = c.queue
   where c.held <> c.live
   union all
+  -- name: allocation_wrong
+  -- promise: G2
+  -- means: Devices, cores or memory count as held by a lease that has ended, or a live lease does not hold them.
+  -- action: The trigger record_step was off; see the invariants of the schema. Run helixq recover to end the leases.
+  select 'allocation_wrong', jsonb_build_object('host', a.host, 'device', a.device, 'batch', coalesce(a.batch, w.batch))
+  from (select * from helix.allocation a where a.ended_at is null) a
+  full join (select w.batch, w.number from helix.work w where w.state in ('ASSIGNED', 'RUNNING') and w.allocated = w.number) w
+    on w.batch = a.batch and w.number = a.number
+  where a.batch is null or w.batch is null
+  union all
   -- name: sequence_near_end
   -- promise: G6
   -- means: A sequence has used nine tenths of its numbers: soon no batch can be submitted or claimed.

@@ -53,9 +53,11 @@ begin
   perform helix.audit_table('helix.epoch', '{number}', '{number,cluster,timeline,reason,started_at}');
   perform helix.audit_table('helix.duty', '{duty}', '{duty,every,of_claims}');
   perform helix.audit_table('helix.requirement_class', '{id}',
-                            '{id,requires,gpus,gpu_vram_gb,cpu_cores,ram_gb,disk_gb,labels,twin}');
+                            '{id,requires,gpus,gpu_vram_gb,cpu_cores,ram_gb,disk_gb,labels,gpu_model,'
+                            'gpu_cc_min,twin}');
   perform helix.audit_table('helix.lane', '{id}', '{id,queue,class,priority,gpus,gpu_vram_gb,cpu_cores,ram_gb,'
-                                                  'disk_gb,labels,made_for,twin}');
+                                                  'disk_gb,labels,by_device,made_for,twin}');
+  perform helix.audit_table('helix.host', '{name}', '{name,withdrawn}');
   perform helix.audit_table('helix.ledger', '{id}',
                             '{id,tenant,name,machine,initial,is_strict,gaps,bound,ignored,created_at,created_by}');
   perform helix.audit_table('helix.feed', '{tenant,name}',

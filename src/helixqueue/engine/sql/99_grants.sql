@@ -83,7 +83,7 @@ grant select on helix.arrow, helix.role_tenant, helix.queue, helix.requirement_c
   helix.ledger, helix.ledger_event, helix.feed, helix.metric, helix.rollup, helix.finding,
   helix.source, helix.dead_letter, helix.letter_overview, helix.intake, helix.intake_failure,
   helix.stream_group, helix.difference, helix.check_run, helix.worker_day,
-  helix.output_root, helix.manifest, helix.output, helix.output_name,
+  helix.host, helix.allocation, helix.output_root, helix.manifest, helix.output, helix.output_name,
   helix.webhook_source, helix.webhook_mark
   to helix_reader, helix_operator;
 grant select (tenant, source, number, valid_from, valid_until, created_by) on helix.webhook_secret
@@ -93,7 +93,7 @@ grant select on helix.queue_settings to helix_reader;
 grant select (number, due, at) on helix.request to helix_reader, helix_operator;
 grant select (batch, turn, entry, before, number, deadline, due, expires_at, changed_at, queue, lane,
               version, version_before, epoch, lease_seconds, state, came_from, reason, cause, attempt, pending,
-              step, late, actor, limit_key, content)
+              step, late, actor, limit_key, content, allocated)
   on helix.work to helix_reader, helix_operator;
 grant select (key, tenant, name, identity, life, state, version, attempt, fingerprint, secret, request,
               epoch, number, actor, reason, detail, lease_seconds, quiet_seconds, deadline, first_at,
@@ -174,6 +174,7 @@ begin
       -- Outputs: a worker registers and publishes, and so does any process that has the credentials.
       ('open_outputs_v1',        'work'),
       ('register_outputs_v1',    'work'),
+      ('withdraw_device_v1',     'operator'),
       ('take_outputs_v1',        'work operate delegate'),
       ('output_files_v1',        'work operate delegate'),
       ('end_outputs_v1',         'work operate delegate'),
