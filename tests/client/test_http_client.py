@@ -33,13 +33,17 @@ from helixqueue.errors import NoSuchQueue
 from helixqueue.fence.http.problem import PROBLEMS as FENCE_PROBLEMS
 from helixqueue.fence.http.problem import FenceProblem
 from helixqueue.fence.policy import Policy, Route
+from helixqueue.operations import letters
 from helixqueue.operations.instructions import outage_pause, retried
 from helixqueue.service.problems import PROBLEMS, Problem, problem_of
 from helixqueue.service.tenant_cipher import TenantCipher
+from helixqueue.transport.http.call import Reply
+from helixqueue.transport.http.derived_calls import request_of
 from helixqueue.transport.http.problem import error_of
 from tests.support.lab import Lab
 from tests.support.service import Site, serving, settings_for
 
+DISCARD = request_of(letters.discard_letter, {"letter": 7, "reason": "x"})
 # As the engine and the client make them; each comes back as it was.
 RAISED = [
     errors.Conflict("another payload", diff=[{"op": "add", "path": "/a", "value": 1}]),
@@ -139,6 +143,22 @@ def test_bare_4xx_of_a_proxy_is_permanent_and_not_repeated(status):
     next(steps)
     with pytest.raises(Refused, match="not of the service"):
         steps.throw(answer)
+
+
+@pytest.mark.parametrize(
+    ("read", "body"),
+    [
+        (Reply.json, b"<html>log in</html>"),  # the page of a proxy
+        (DISCARD.read, b'{"letter": 7, "answer": 8}'),  # an answer of another release
+    ],
+)
+def test_successful_response_that_the_client_cannot_read_is_not_repeated(read, body):
+    with pytest.raises(Unavailable) as unreadable:
+        read(Reply(200, {}, body))
+    steps = retried("call", seconds=900, outage=outage_pause)
+    next(steps)
+    with pytest.raises(Unavailable, match="check the URL"):
+        steps.throw(unreadable.value)
 
 
 def test_request_to_an_unavailable_service_is_by_default_repeated_20_times_in_15_minutes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -34,6 +35,7 @@ class Reply:
             raise Unavailable(
                 f"expected JSON from the service, got {self.body[:60]!r}; check the URL",
                 outcome_unknown=True,
+                retry_after=math.inf,  # the repeat would get the same
             ) from None
 
 

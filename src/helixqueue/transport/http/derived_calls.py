@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from datetime import datetime
 from functools import cache
@@ -74,6 +75,7 @@ def _reader(answer: Any) -> Callable[[Reply], Any]:
                 f"expected {answer} from the service, got {reply.body[:60]!r}: "
                 f"{error.error_count()} faults; check the URL and the releases of both sides",
                 outcome_unknown=True,
+                retry_after=math.inf,  # the repeat would get the same
             ) from error
 
     return read
