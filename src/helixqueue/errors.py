@@ -159,6 +159,12 @@ class NoSuchOutputs(NotFound):
     kind = "no-such-outputs"
 
 
+class NoSuchRun(NotFound):
+    """The tenant has no such run."""
+
+    kind = "no-such-run"
+
+
 class NoSuchSeal(NotFound):
     """The service has made no seal of that number."""
 

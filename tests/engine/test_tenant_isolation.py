@@ -217,6 +217,7 @@ WORDLESS = {
     "read_bindings_v1", "read_can_serve_v1", "read_every_tenant_v1",
     "read_metrics_v1", "read_findings_v1", "read_rollup_v1", "read_proof_v1",
     "read_worker_days_v1",
+    "read_run_outputs_v1",  # the output of b is that of a batch without a run
 }  # fmt: skip
 
 

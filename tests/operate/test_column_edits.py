@@ -24,6 +24,9 @@ EMPTY = {
     "host",
     "login",
     "seal",
+    "run",
+    "run_change",
+    "run_count",
     "waiter",
     "worker",
 } | {*("webhook_mark", "webhook_secret", "webhook_source")}

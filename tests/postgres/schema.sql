@@ -74,7 +74,8 @@ ALTER TYPE helix.appended OWNER TO helix_owner;
 CREATE TYPE helix.cause AS ENUM (
     'delay',
     'limit',
-    'paused'
+    'paused',
+    'held'
 );
 
 ALTER TYPE helix.cause OWNER TO helix_owner;
@@ -386,7 +387,8 @@ CREATE TYPE helix.lease AS (
 	key helix.key,
 	identity helix.identity_text,
 	revision helix.revision_text,
-	payload text
+	payload text,
+	run bigint
 );
 
 ALTER TYPE helix.lease OWNER TO helix_owner;
@@ -536,6 +538,19 @@ CREATE TYPE helix.resources AS (
 );
 
 ALTER TYPE helix.resources OWNER TO helix_owner;
+
+-- Name: run_answer; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.run_answer AS (
+	answer text,
+	run bigint,
+	name text,
+	state text,
+	appended bigint,
+	note text
+);
+
+ALTER TYPE helix.run_answer OWNER TO helix_owner;
 
 -- Name: seal_page; Type: TYPE; Schema: helix; Owner: helix_owner
 
@@ -756,6 +771,49 @@ end
 $$;
 
 ALTER FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer, p_request uuid) OWNER TO helix_engine;
+
+-- Name: advance_runs(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.advance_runs(p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_run  helix.run;
+  v_did  integer := 0;
+  v_next text;
+begin
+  perform helix.fold_runs();
+  for v_run in
+    select * from helix.run r where r.state in ('running', 'stopping', 'cancelling', 'reopening')
+    order by r.id for update skip locked
+  loop
+    v_next := null;
+    if v_run.state = 'running' then
+      if v_run.deadline <= clock_timestamp() and helix.run_active(v_run.id) > 0 then
+        update helix.run r
+        set state = 'stopping', swept_at = '-infinity', swept_batch = 0,
+            problem = format('not finished within its job_timeout of %s s', r.timeout_seconds)
+        where r.id = v_run.id;
+      elsif helix.run_active(v_run.id) = 0 and not helix.run_unsealed(v_run.id) then
+        v_next := case when exists (select from helix.run_counts(v_run.id) c where c.what in ('FAILED', 'CANCELLED'))
+                       then 'failed' else 'done' end;
+      end if;
+    elsif v_run.swept_at < 'infinity' then
+      v_did := greatest(v_did, helix.sweep_run(v_run.id, p_limit, 'duty'));
+    elsif v_run.state = 'reopening' then
+      update helix.run r set state = 'running' where r.id = v_run.id;
+    elsif not helix.run_unsealed(v_run.id) then
+      v_next := case v_run.state when 'cancelling' then 'cancelled' else 'failed' end;
+    end if;
+    if v_next is not null then
+      update helix.run r set state = v_next, ended_at = clock_timestamp(), deadline = null where r.id = v_run.id;
+    end if;
+  end loop;
+  return v_did;
+end
+$$;
+
+ALTER FUNCTION helix.advance_runs(p_limit integer) OWNER TO helix_engine;
 
 -- Name: all_metrics(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1163,6 +1221,80 @@ end
 $$;
 
 ALTER FUNCTION helix.append_round(p_ledger helix.ledger, p_actor text, p_place bigint[], p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]) OWNER TO helix_engine;
+
+-- Name: append_run_v1(text, bigint, bigint, text[], text[], text[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.append_run_v1(p_tenant text, p_run bigint, p_first bigint, p_identity text[], p_payload text[], p_raw text[], p_actor text) RETURNS SETOF helix.run_answer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $_$
+declare
+  v_count integer := cardinality(p_payload);
+  v_run   helix.run;
+  v_queue text;
+  v_roots text[];
+  v_wrong text;
+begin
+  perform helix.enter_for(p_tenant);
+  perform helix.demand_parallel(v_count, helix.shape(p_identity), helix.shape(p_payload), helix.shape(p_raw));
+  select * into v_run from helix.run r where r.id = p_run and r.tenant = p_tenant for update;
+  if not found then
+    return next row('absent', null, null, null, null, null)::helix.run_answer;
+    return;
+  elsif p_first + v_count <= v_run.appended or v_run.state <> 'expanding' then
+    return next row(case when p_first + v_count <= v_run.appended then 'repeat' else 'illegal' end, v_run.id,
+                    v_run.name, v_run.state, v_run.appended, null)::helix.run_answer;
+    return;
+  elsif p_first <> v_run.appended or p_first + v_count > v_run.datums then
+    raise exception using errcode = 'invalid_parameter_value', message = format(
+      'run %s: expected datums from number %s to %s, got %s from number %s', v_run.name, v_run.appended,
+      v_run.datums - 1, v_count, p_first);
+  end if;
+  select u.identity into v_wrong from unnest(p_identity) as u (identity)
+  where starts_with(u.identity, v_run.name || E'\x1f') is not true limit 1;
+  if found then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('run %s: expected identities of this run and a datum, got %L', v_run.name, left(v_wrong, 200));
+  end if;
+  v_roots := array(select coalesce(r.stored_at, r.uri) from helix.output_root r where r.tenant in (p_tenant, '*'));
+  select i.uri into v_wrong
+  from unnest(p_payload) as u (payload)
+  cross join lateral (select j ->> 'uri' as uri from json_array_elements(u.payload::json -> 'inputs') j) i
+  where (exists (select from unnest(v_roots) as r (root)
+                 where i.uri = r.root or starts_with(i.uri, r.root || '/'))
+         and i.uri !~ '(^|/)[.][.]?(/|$)') is not true limit 1;
+  if found then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('run %s: expected inputs below a root of tenant %s, got %L', v_run.name, p_tenant,
+                       left(v_wrong, 500)),
+      hint = 'An operator adds a root with helixq run root URI.';
+  end if;
+  select q.name into v_queue from helix.queue q where q.id = v_run.queue;
+  select format('%s is %s%s', replace(p_identity[s.place], E'\x1f', '/'), s.decision, coalesce(': ' || s.note, ''))
+  into v_wrong
+  from helix.submit_many(
+    p_tenant, v_queue, helix.actor_of(p_actor), 'text-v1', p_identity, p_payload, p_raw, null,
+    case when v_run.priority <> 5 then array_fill(v_run.priority::smallint, array[v_count]) end, null, null, null,
+    case when v_run.requires is not null then array_fill(v_run.requires, array[v_count]) end, null, '{}', p_run) s
+  where s.decision <> 'new' limit 1;
+  if found then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('run %s: expected new datums; %s', v_run.name, v_wrong);
+  end if;
+  insert into helix.run_change (run, queue, what, value) values (p_run, v_run.queue, 'PENDING', v_count);
+  update helix.run r
+  set appended = r.appended + v_count,
+      state = case when r.appended + v_count = r.datums then 'running' else r.state end,
+      deadline = case when r.appended + v_count = r.datums
+                      then clock_timestamp() + make_interval(secs => r.timeout_seconds) end
+  where r.id = p_run returning * into v_run;
+  return next row('ok', v_run.id, v_run.name, v_run.state, v_run.appended, null)::helix.run_answer;
+end
+$_$;
+
+ALTER FUNCTION helix.append_run_v1(p_tenant text, p_run bigint, p_first bigint, p_identity text[], p_payload text[], p_raw text[], p_actor text) OWNER TO helix_engine;
 
 -- Name: append_v1(text, text, text, text[], bigint[], text[], text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1708,6 +1840,24 @@ $$;
 
 ALTER FUNCTION helix.cancel(p_batch bigint[], p_reason helix.reason, p_actor text, p_detail text) OWNER TO helix_engine;
 
+-- Name: cancel_run_v1(text, bigint, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.cancel_run_v1(p_tenant text, p_run bigint, p_actor text, p_reason text) RETURNS SETOF helix.run_answer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+begin
+  perform helix.enter_for(p_tenant);
+  return query select * from helix.sweep_from_start(
+    p_tenant, p_run, 'cancelling', '{expanding,running,stopping,reopening,failed}', '{cancelling,cancelled}',
+    helix.actor_of(p_actor), p_reason);
+end
+$$;
+
+ALTER FUNCTION helix.cancel_run_v1(p_tenant text, p_run bigint, p_actor text, p_reason text) OWNER TO helix_engine;
+
 -- Name: cancel_v1(uuid[], text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean DEFAULT false) RETURNS SETOF helix.verdict
@@ -1818,6 +1968,7 @@ begin
          is not distinct from
          (old.before, old.version_before, old.came_from, old.number, old.nonce, old.epoch,
           old.lease_seconds, old.content, old.expires_at, old.allocated)
+     and new.run is not distinct from old.run
      -- Erasing empties the limit key of a finished batch.
      and (new.limit_key is not distinct from old.limit_key
           or new.limit_key is null and new.state in ('COMPLETED', 'FAILED', 'CANCELLED'))
@@ -2084,7 +2235,7 @@ CREATE FUNCTION helix.claim_header(p_settled helix.answer[], p_state helix.state
     '{"settled":%s,"state":"%s","epoch":%s,"nonce":%s,"number":%s,"queues":{%s},"hints":[%s],"more":%s}',
     case when p_settled is null then 'null' else helix.settled_json(p_settled) end,
     p_state, coalesce(p_epoch, 0), coalesce(p_nonce, 0), coalesce(p_number, 0), p_queues, p_hints,
-    p_more::text))::helix.lease
+    p_more::text), null)::helix.lease
 $$;
 
 ALTER FUNCTION helix.claim_header(p_settled helix.answer[], p_state helix.state, p_epoch integer, p_nonce bigint, p_number bigint, p_queues text, p_hints text, p_more boolean) OWNER TO helix_engine;
@@ -2295,7 +2446,7 @@ begin
       where w.ctid = u.tuple
       returning w.batch, w.queue, w.attempt
     )
-    select l.batch, l.queue, l.attempt, b.key, b.identity, b.revision, b.payload::text
+    select l.batch, l.queue, l.attempt, b.key, b.identity, b.revision, b.payload::text, b.run
     from leased l join helix.batch b on b.id = l.batch;
   if v_choice.stale then
     perform helix.note_served(v_choice.lane, v_choice.turn);
@@ -3515,7 +3666,7 @@ begin
   if p_uri = '' or exists (
        select from helix.output_root r
        where r.tenant in (p_tenant, '*') and (p_uri = r.uri or starts_with(p_uri, r.uri || '/'))
-         and helix.is_destination(p_uri))
+         and r.stored_at is null and not r.is_input and helix.is_destination(p_uri))
   then
     return;
   end if;
@@ -3837,17 +3988,18 @@ begin
            case when e.goes_to = 'FAILED' then null when d.delay > 0 then 'delay'
                 when q.paused then 'paused' end::helix.cause as cause,
            case when e.goes_to = 'PENDING' and d.delay > 0
-                then v_now + make_interval(secs => d.delay) end as due
+                then v_now + make_interval(secs => d.delay) end as due, w.run
     from unnest(p_batch) with ordinality as asked (batch, place)
     join helix.work w on w.batch = asked.batch
     join helix.queue q on q.id = w.queue
     join helix.lane l on l.id = w.lane
+    left join helix.run r on r.id = w.run
     cross join lateral (
       -- Cut to what a row may hold: the report of a failure must not itself fail.
       select left(p_failure[asked.place], 60) as failure, left(p_detail[asked.place], 16000) as detail,
              p_after[asked.place] as after, p_permanent[asked.place] as permanent) u
     cross join lateral (
-      select case when u.permanent or (p_reason <> 'released' and w.attempt >= q.max_attempts)
+      select case when u.permanent or (p_reason <> 'released' and w.attempt >= coalesce(r.tries, q.max_attempts))
                   then 'FAILED' else 'PENDING' end::helix.state as goes_to) e
     cross join lateral (
       -- Only a failure waits: a released or lost lease is no fault of the batch.
@@ -3867,7 +4019,7 @@ begin
         -- Work that was started once does not queue up again: the turn after the one being served.
         turn = case when e.goes_to = 'PENDING' then e.served + 1 else w.turn end
     from ending e where w.batch = e.batch
-    returning w.batch, w.version, w.queue, w.state, w.late, e.failure, e.detail
+    returning w.batch, w.version, w.queue, w.state, w.late, e.failure, e.detail, e.run
   ),
   said as (
     insert into helix.result (batch, version, queue, failure, detail)
@@ -3885,6 +4037,12 @@ begin
       select 'helix_attempt_failures_total', coalesce(d.failure, p_reason::text)
       where p_reason in ('failed', 'lost')) n
     group by q.tenant, n.name, q.name, n.label
+  ),
+  counted_of_run as (
+    insert into helix.run_change (run, queue, what, label, value)
+    select d.run, d.queue, 'failure', coalesce(d.failure, p_reason::text), count(*)
+    from ended d where d.run is not null and p_reason in ('failed', 'lost')
+    group by d.run, d.queue, 4
   )
   select d.batch, 'ok', null::text, d.state, d.late, false from ended d;
 end
@@ -4682,7 +4840,7 @@ CREATE TABLE helix.api_token (
     CONSTRAINT api_token_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
     CONSTRAINT api_token_queues_check CHECK (((cardinality(queues) >= 1) AND (cardinality(queues) <= 100))),
     CONSTRAINT api_token_reason_check CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000))),
-    CONSTRAINT api_token_scopes_check CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['submit'::text, 'work'::text, 'read'::text, 'payloads'::text, 'operate'::text, 'admin'::text, 'metrics'::text, 'seal'::text])))
+    CONSTRAINT api_token_scopes_check CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['submit'::text, 'work'::text, 'read'::text, 'payloads'::text, 'operate'::text, 'admin'::text, 'run'::text, 'metrics'::text, 'seal'::text])))
 );
 
 ALTER TABLE ONLY helix.api_token FORCE ROW LEVEL SECURITY;
@@ -4978,6 +5136,37 @@ end
 $$;
 
 ALTER FUNCTION helix.fold_entries(p_from bigint, p_to bigint) OWNER TO helix_engine;
+
+-- Name: fold_runs(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.fold_runs() RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'on'
+    SET enable_hashjoin TO 'on'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_changed bigint[];
+begin
+  with folded as (
+    delete from helix.run_change returning run, queue, what, label, value
+  ),
+  added as (
+    insert into helix.run_count as c (run, queue, what, label, value)
+    select f.run, f.queue, f.what, f.label, sum(f.value) from folded f
+    group by f.run, f.queue, f.what, f.label order by 1, 3, 4
+    on conflict (run, what, label) do update set value = c.value + excluded.value
+    returning c.run
+  )
+  select array_agg(distinct a.run) into v_changed from added a;
+  if v_changed is not null then
+    update helix.run r set state = 'running', ended_at = null
+    where r.id = any (v_changed) and r.state = 'failed' and r.problem is null and helix.run_active(r.id) > 0;
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.fold_runs() OWNER TO helix_engine;
 
 -- Name: follow_ledger(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5474,9 +5663,9 @@ $$;
 
 ALTER FUNCTION helix.idle_lanes(p_limit integer) OWNER TO helix_engine;
 
--- Name: insert_batches(helix.queue, helix.secret, text, timestamp with time zone, bytea[], bigint[], bytea[], text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: insert_batches(helix.queue, helix.secret, text, timestamp with time zone, bytea[], bigint[], bytea[], text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[], bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) RETURNS integer[]
+CREATE FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_run bigint) RETURNS integer[]
     LANGUAGE plpgsql
     AS $$
 declare
@@ -5495,24 +5684,24 @@ begin
   begin
     insert into helix.batch (id, created_at, run_at, expires_at, queue, class, secret, priority, key,
                              fingerprint, actor, revision, identity, raw, limit_key, limit_print,
-                             payload)
+                             payload, run)
     select p_id[n], p_now, p_run_at[n], p_expires_at[n], p_queue.id, coalesce(p_class[n], p_queue.class),
            p_secret.id, coalesce(p_priority[n], 5), p_key[n], p_print[n], p_actor,
            coalesce(p_revision[n], ''), p_identity[n], nullif(p_raw[n], p_identity[n]), p_limit_key[n],
            case when p_limit_key[n] is not null then helix.fingerprint(p_secret, p_limit_key[n]) end,
-           p_payload[n]::json
+           p_payload[n]::json, p_run
     from unnest(v_first) n;
     return array(select n from unnest(v_first) n order by n);
   exception when unique_violation then
     with won as (
       insert into helix.batch as b (id, created_at, run_at, expires_at, queue, class, secret, priority, key,
                                     fingerprint, actor, revision, identity, raw, limit_key, limit_print,
-                                    payload)
+                                    payload, run)
       select p_id[n], p_now, p_run_at[n], p_expires_at[n], p_queue.id, coalesce(p_class[n], p_queue.class),
              p_secret.id, coalesce(p_priority[n], 5), p_key[n], p_print[n], p_actor,
              coalesce(p_revision[n], ''), p_identity[n], nullif(p_raw[n], p_identity[n]), p_limit_key[n],
              case when p_limit_key[n] is not null then helix.fingerprint(p_secret, p_limit_key[n]) end,
-             p_payload[n]::json
+             p_payload[n]::json, p_run
       from unnest(v_first) n
       on conflict do nothing
       returning b.id
@@ -5525,11 +5714,11 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_run bigint) OWNER TO helix_engine;
 
--- Name: insert_work(helix.queue, text, timestamp with time zone, integer[], bigint[], integer[], bigint[], text[], timestamp with time zone[], timestamp with time zone[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: insert_work(helix.queue, text, timestamp with time zone, integer[], bigint[], integer[], bigint[], text[], timestamp with time zone[], timestamp with time zone[], text[], bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.insert_work(p_queue helix.queue, p_actor text, p_now timestamp with time zone, p_place integer[], p_id bigint[], p_lane integer[], p_turn bigint[], p_payload text[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[]) RETURNS void
+CREATE FUNCTION helix.insert_work(p_queue helix.queue, p_actor text, p_now timestamp with time zone, p_place integer[], p_id bigint[], p_lane integer[], p_turn bigint[], p_payload text[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_run bigint) RETURNS void
     LANGUAGE plpgsql
     AS $$
 declare
@@ -5537,19 +5726,19 @@ declare
 begin
   if cardinality(p_lane) = 1 and p_run_at is null then
     insert into helix.work (batch, turn, entry, expires_at, changed_at, queue, lane, bytes, version, state,
-                            reason, cause, attempt, pending, step, actor, limit_key)
+                            reason, cause, attempt, pending, step, actor, limit_key, run)
     select p_id[n.place], p_turn[1] + n.nth, v_entry, p_expires_at[n.place], p_now, p_queue.id, p_lane[1],
            octet_length(p_payload[n.place]), 1, 'PENDING', 'submitted',
            case when p_queue.paused then 'paused' end::helix.cause, 0,
-           not p_queue.paused, true, p_actor, p_limit_key[n.place]
+           not p_queue.paused, true, p_actor, p_limit_key[n.place], p_run
     from unnest(p_place) with ordinality as n (place, nth);
   else
     insert into helix.work (batch, turn, entry, due, expires_at, changed_at, queue, lane, bytes, version,
-                            state, reason, cause, attempt, pending, step, actor, limit_key)
+                            state, reason, cause, attempt, pending, step, actor, limit_key, run)
     select p_id[n.place], n.turn + row_number() over (partition by n.lane, n.cause order by n.place),
            v_entry, n.due, p_expires_at[n.place], p_now, p_queue.id, n.lane,
            octet_length(p_payload[n.place]), 1, 'PENDING', 'submitted',
-           n.cause, 0, n.cause is null, true, p_actor, p_limit_key[n.place]
+           n.cause, 0, n.cause is null, true, p_actor, p_limit_key[n.place], p_run
     from (select u.place, p_lane[least(u.place, cardinality(p_lane))] as lane,
                  p_turn[least(u.place, cardinality(p_turn))] as turn,
                  case when p_run_at[u.place] > p_now then p_run_at[u.place] end as due,
@@ -5563,7 +5752,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.insert_work(p_queue helix.queue, p_actor text, p_now timestamp with time zone, p_place integer[], p_id bigint[], p_lane integer[], p_turn bigint[], p_payload text[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.insert_work(p_queue helix.queue, p_actor text, p_now timestamp with time zone, p_place integer[], p_id bigint[], p_lane integer[], p_turn bigint[], p_payload text[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_run bigint) OWNER TO helix_engine;
 
 -- Name: is_doubled(bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -6037,7 +6226,7 @@ begin
   from helix.batch b, helix.queue q
   where w.ctid = p_one.tuple and b.id = p_one.batch and q.id = p_one.queue
   returning w.batch, w.queue, w.attempt, b.key, b.identity, b.revision, b.payload::text as payload,
-            q.tenant, q.name
+            q.tenant, q.name, b.run
   into v_row;
   return array[
     helix.claim_header(
@@ -6045,7 +6234,7 @@ begin
       helix.queue_header(v_row.queue, v_row.tenant, v_row.name, v_seconds, v_deadline),
       format('[%s,%s,%s]', p_one.lane, p_one.turn, p_one.batch), false),
     row(v_row.batch, v_row.queue, v_row.attempt, v_row.key, v_row.identity, v_row.revision,
-        v_row.payload)::helix.lease];
+        v_row.payload, v_row.run)::helix.lease];
 end
 $$;
 
@@ -6088,7 +6277,7 @@ begin
                     join helix.queue q on q.id = d.queue), '', false), max(w.number), '[]') as header
           from helix.work w where w.batch = any (v_held)) h;
   return query
-    select w.batch, w.queue, w.attempt, b.key, b.identity, b.revision, b.payload::text
+    select w.batch, w.queue, w.attempt, b.key, b.identity, b.revision, b.payload::text, b.run
     from helix.work w join helix.batch b on b.id = w.batch
     where w.batch = any (v_held);
 end
@@ -6455,6 +6644,7 @@ CREATE TABLE helix.manifest (
     sealed_at timestamp with time zone,
     ended_at timestamp with time zone,
     problem helix.long_text,
+    run bigint,
     hash helix.sha256,
     CONSTRAINT manifest_destination_check CHECK (helix.is_destination(destination)),
     CONSTRAINT manifest_state_check CHECK ((state = ANY (ARRAY['open'::text, 'registered'::text, 'granted'::text, 'sealed'::text, 'blocked'::text, 'lost'::text, 'removing'::text, 'removed'::text])))
@@ -6474,7 +6664,7 @@ CREATE FUNCTION helix.manifest_hash(p_manifest helix.manifest) RETURNS bytea
                                      p_manifest.attempt, p_manifest.tenant, p_manifest.queue, p_manifest.worker,
                                      p_manifest.destination, p_manifest.folder, p_manifest.files, p_manifest.bytes,
                                      extract(epoch from p_manifest.opened_at),
-                                     extract(epoch from p_manifest.registered_at)), 'UTF8')
+                                     extract(epoch from p_manifest.registered_at), p_manifest.run), 'UTF8')
                 || (select sha256(string_agg(sha256(int8send(o.size) || int4send(o.number) || o.sha256
                                                     || convert_to(o.tenant || '/' || o.path, 'UTF8')), ''::bytea
                                              order by o.path))
@@ -6918,6 +7108,27 @@ $$;
 
 ALTER FUNCTION helix.number_that_fits(p_tenants helix.tenant_lanes[], p_free helix.resources) OWNER TO helix_engine;
 
+-- Name: occupied_names(text, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.occupied_names(p_destination text, p_run bigint) RETURNS text[]
+    LANGUAGE sql STABLE
+    AS $$
+  select array_agg(format('%s (run %s)', n.uri, n.name)) from (
+    select m.destination || '/' || o.path as uri, r.name
+    from helix.run r
+    join helix.manifest m on m.run = r.id
+    join helix.output o on o.manifest = m.id
+    where r.id <> p_run and p_destination <> '' and r.destination <> ''
+      and (starts_with(r.destination || '/', p_destination || '/')
+           or starts_with(p_destination || '/', r.destination || '/'))
+      and starts_with(m.destination || '/' || o.path, p_destination || '/')
+      and exists (select from helix.output_name u
+                  where u.hash = helix.output_hash(m.destination, o.path) and u.batch = m.batch)
+    limit 20) n
+$$;
+
+ALTER FUNCTION helix.occupied_names(p_destination text, p_run bigint) OWNER TO helix_engine;
+
 -- Name: offer_login_v1(text, bytea, text[], double precision, double precision, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text DEFAULT NULL::text) RETURNS timestamp with time zone
@@ -6953,11 +7164,13 @@ begin
   p_worker := helix.actor_of(p_worker);
   v_answer := helix.output_holder(p_worker, p_batch, p_epoch, p_nonce, p_number);
   if v_answer.answer = 'ok' then
-    insert into helix.manifest (batch, number, epoch, attempt, tenant, queue, worker, destination, folder, bytes)
-    select w.batch, w.number, w.epoch, w.attempt, q.tenant, q.name, p_worker, q.outputs,
-           helix.output_folder(w.batch), p_bytes
-    from helix.work w join helix.queue q on q.id = w.queue
-    where w.batch = p_batch and q.outputs <> ''
+    insert into helix.manifest (batch, number, epoch, attempt, tenant, queue, worker, destination, folder,
+                                bytes, run)
+    select w.batch, w.number, w.epoch, w.attempt, q.tenant, q.name, p_worker,
+           case when r.id is null then q.outputs else r.destination end,
+           case when r.id is null then helix.output_folder(w.batch) else '' end, p_bytes, r.id
+    from helix.work w join helix.queue q on q.id = w.queue left join helix.run r on r.id = w.run
+    where w.batch = p_batch and case when r.id is null then q.outputs else r.destination end <> ''
     on conflict (batch, number, epoch) do nothing;
     select m.id, m.destination into v_answer.manifest, v_answer.destination from helix.manifest m
     where m.batch = p_batch and m.number = p_number and m.epoch = p_epoch;
@@ -7052,8 +7265,8 @@ ALTER FUNCTION helix.output_holder(p_worker text, p_batch bigint, p_epoch intege
 CREATE FUNCTION helix.output_name(p_folder text, p_path text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$
-  select p_folder || '/'
-         || case when p_path !~ '%|[^/]{50}' then p_path else (
+  select case when p_folder <> '' then p_folder || '/' else '' end
+         || case when p_folder = '' or p_path !~ '%|[^/]{50}' then p_path else (
               select string_agg(helix.output_part(s.part, '[%]'), '/' order by s.place)
               from string_to_table(p_path, '/') with ordinality as s (part, place)) end
 $$;
@@ -7155,6 +7368,7 @@ begin
     when 'reap' then helix.reap_since(p_actor, p_limit)
     when 'promote' then helix.promote(p_limit)
     when 'expire' then helix.expire_due(p_actor, p_limit)
+    when 'runs' then helix.advance_runs(p_limit)
     when 'fences' then (select greatest(t.doubted + t.released, t.emptied, t.forgotten)
                         from helix.sweep_fences(p_actor, p_limit) t)
     when 'retire' then greatest(helix.retire_due(p_limit), helix.delete_old_decisions(p_limit),
@@ -8020,9 +8234,10 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
            w.batch is not null and b.id is not null and b.retired_at is null
              and ((w.limit_key, w.expires_at)
                   is distinct from (b.limit_key::text, b.expires_at::timestamptz)
+                  or w.run is distinct from b.run
                   or w.version = 1 and w.due <> b.run_at) as other_options,
            q.id is null as queueless,
-           w.attempt > a.most or w.attempt < 0 as exhausted,
+           w.attempt > coalesce(u.tries, a.most) or w.attempt < 0 as exhausted,
            w.batch is not null and (
              (w.state = 'PENDING') = (w.pending or w.cause is not null)
              and not (w.pending and w.cause is not null)
@@ -8045,6 +8260,7 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
     left join helix.queue q on q.id = coalesce(b.queue, w.queue)
     left join allowed a on a.id = q.id
     left join helix.lane l on l.id = w.lane
+    left join helix.run u on u.id = w.run
     left join erased on erased.batch = b.id
     left join unnamed on unnamed.batch = b.id
     left join helix.epoch e on e.number = w.epoch
@@ -8661,6 +8877,24 @@ CREATE FUNCTION helix.read_check_outputs() RETURNS SETOF helix.violation
     on n.hash = helix.output_hash(m.destination, helix.output_name(m.folder, o.path))
   where m.state in ('registered', 'granted', 'sealed', 'blocked')
     and (n.batch, n.tenant) is distinct from (m.batch, m.tenant)
+  union all
+  -- name: run_count_wrong
+  -- promise: G4
+  -- means: The counts of a run are not the number of its batches by state: it would end too early or never.
+  -- action: The trigger record_step was off; see the invariants of the schema. Correct the row of helix.run_count.
+  select 'run_count_wrong', jsonb_build_object('run', coalesce(c.run, k.run), 'state', coalesce(c.what, k.what),
+                                               'counted', coalesce(k.value, 0), 'batches', coalesce(c.value, 0))
+  from (select b.run, b.what, count(*) as value
+        from (select w.run, w.state::text as what from helix.work w where w.run is not null
+              union all
+              select t.run, t.state::text from helix.batch t
+              where t.run is not null and t.retired_at is not null) b
+        group by b.run, b.what) c
+  full join (select a.run, a.what, sum(a.value) as value
+             from (select n.run, n.what, n.value from helix.run_count n
+                   union all select g.run, g.what, g.value from helix.run_change g) a
+             where a.what <> 'failure' group by a.run, a.what) k on k.run = c.run and k.what = c.what
+  where coalesce(c.value, 0) <> coalesce(k.value, 0)
 $$;
 
 ALTER FUNCTION helix.read_check_outputs() OWNER TO helix_reader;
@@ -10831,6 +11065,111 @@ $$;
 
 ALTER FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone) OWNER TO helix_reader;
 
+-- Name: read_run_datums_v1(bigint, timestamp with time zone, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_run_datums_v1(p_run bigint, p_after_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, p_after bigint DEFAULT 0, p_limit integer DEFAULT 100) RETURNS TABLE(batch_id uuid, datum text, state text, cause text, attempt smallint, worker text, changed_at timestamp with time zone, failure text, detail text, at timestamp with time zone, id bigint)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+  select helix.public_id(p.key), substr(p.identity, strpos(p.identity, E'\x1f') + 1),
+         coalesce(w.state, p.state)::text, w.cause::text, coalesce(w.attempt, p.attempt),
+         case when w.state in ('ASSIGNED', 'RUNNING', 'COMPLETED') then w.actor end,
+         coalesce(w.changed_at, p.ended_at), t.failure,
+         case when helix.sees_payloads() then t.detail end, p.created_at, p.id
+  from helix.run r
+  cross join lateral (
+    select b.* from helix.batch b
+    where b.queue = r.queue and b.run = r.id and b.retired_at is null
+      and (b.created_at, b.id) > (p_after_at, p_after)
+    order by b.created_at, b.id limit least(p_limit, 5001)) p
+  left join helix.work w on w.batch = p.id
+  left join lateral (
+    select t.failure::text as failure, t.detail::text as detail from helix.result t
+    where t.batch = p.id and t.failure is not null and w.state <> 'COMPLETED'
+    order by t.version desc limit 1) t on true
+  where r.id = p_run
+  order by p.created_at, p.id
+$$;
+
+ALTER FUNCTION helix.read_run_datums_v1(p_run bigint, p_after_at timestamp with time zone, p_after bigint, p_limit integer) OWNER TO helix_reader;
+
+-- Name: read_run_outputs_v1(bigint, uuid, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_run_outputs_v1(p_run bigint, p_after_manifest uuid DEFAULT NULL::uuid, p_after_path text DEFAULT ''::text, p_limit integer DEFAULT 100) RETURNS TABLE(batch_id uuid, datum text, path text, uri text, size bigint, sha256 bytea, manifest uuid)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+  select helix.public_id(b.key), substr(b.identity, strpos(b.identity, E'\x1f') + 1), o.path,
+         m.destination || '/' || o.path, o.size, o.sha256::bytea, m.id
+  from helix.manifest m
+  join helix.batch b on b.id = m.batch
+  join helix.output o on o.manifest = m.id
+  where m.run = p_run and m.state = 'sealed'
+    and (p_after_manifest is null or (m.id, o.path) > (p_after_manifest, p_after_path collate "C"))
+  order by m.id, o.path limit least(p_limit, 5001)
+$$;
+
+ALTER FUNCTION helix.read_run_outputs_v1(p_run bigint, p_after_manifest uuid, p_after_path text, p_limit integer) OWNER TO helix_reader;
+
+-- Name: read_run_roots_v1(text); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_run_roots_v1(p_tenant text DEFAULT NULL::text) RETURNS TABLE(uri text, stored_at text, is_input boolean)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select distinct on (r.uri) r.uri, coalesce(r.stored_at, r.uri), r.is_input from helix.output_root r
+  where p_tenant is null or r.tenant in (p_tenant, '*')
+  order by r.uri, r.tenant desc
+$$;
+
+ALTER FUNCTION helix.read_run_roots_v1(p_tenant text) OWNER TO helix_reader;
+
+-- Name: read_run_text_v1(bigint); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_run_text_v1(p_run bigint) RETURNS TABLE(run bigint, name text, spec text)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select r.id, r.name, r.spec from helix.run r where r.id = p_run
+$$;
+
+ALTER FUNCTION helix.read_run_text_v1(p_run bigint) OWNER TO helix_reader;
+
+-- Name: read_runs_v1(text, text, text, timestamp with time zone, integer, boolean); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_runs_v1(p_tenant text DEFAULT NULL::text, p_run text DEFAULT NULL::text, p_state text DEFAULT NULL::text, p_before timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_limit integer DEFAULT 100, p_specs boolean DEFAULT false) RETURNS TABLE(run bigint, name text, tenant text, queue text, state text, datums bigint, appended bigint, counts jsonb, failures jsonb, tries smallint, egress text, destination text, blocked text, problem text, actor text, key text, digest bytea, created_at timestamp with time zone, deadline timestamp with time zone, ended_at timestamp with time zone, spec text, received text)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $_$
+  select r.id, r.name, r.tenant, q.name, r.state, r.datums, r.appended, c.counts, c.failures, r.tries, r.egress,
+         r.destination,
+         (select m.problem from helix.manifest m where m.run = r.id and m.state = 'blocked' limit 1),
+         r.problem, r.actor, r.key, r.digest, r.created_at, r.deadline, r.ended_at,
+         case when p_specs and helix.sees_payloads() then r.spec end,
+         case when p_specs and helix.sees_payloads() then r.received end
+  from helix.run r
+  join helix.queue q on q.id = r.queue
+  cross join lateral (
+    select coalesce(jsonb_object_agg(n.what, n.value) filter (where n.what <> 'failure'), '{}') as counts,
+           coalesce(jsonb_object_agg(n.label, n.value) filter (where n.what = 'failure' and n.place <= 20), '{}')
+             as failures
+    from (select g.what, g.label, g.value, row_number() over (partition by g.what order by g.value desc, g.label) as place
+          from helix.run_counts(r.id) g) n) c
+  where (p_tenant is null or r.tenant = p_tenant) and (p_state is null or r.state = p_state)
+    and (p_run is null or r.name = p_run
+         or r.id = case when p_run ~ '^[0-9]{1,18}$' then p_run::bigint end)
+    and r.created_at < p_before
+  order by r.created_at desc, r.id limit least(p_limit, 1001)
+$_$;
+
+ALTER FUNCTION helix.read_runs_v1(p_tenant text, p_run text, p_state text, p_before timestamp with time zone, p_limit integer, p_specs boolean) OWNER TO helix_reader;
+
 -- Name: read_search_v1(text, text, bytea, bytea, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_search_v1(p_tenant text, p_text text, p_from bytea, p_to bytea, p_letter bigint, p_limit integer DEFAULT 10) RETURNS TABLE(kind text, name text, id text, queue text, state text)
@@ -11438,10 +11777,12 @@ declare
   v_ended   boolean;
   v_limited boolean;
   v_allocated boolean;  -- some lease held something of a host
+  v_of_run  boolean;
 begin
   select count(*), bool_or(n.state in ('COMPLETED', 'FAILED', 'CANCELLED')),
-         bool_or(n.limit_key is not null), bool_or(n.allocated = n.number)
-  into v_steps, v_ended, v_limited, v_allocated from arrived n where n.step;
+         bool_or(n.limit_key is not null), bool_or(n.allocated = n.number),
+         bool_or(n.run is not null)
+  into v_steps, v_ended, v_limited, v_allocated, v_of_run from arrived n where n.step;
   if v_steps = 0 then
     return null;
   end if;
@@ -11515,6 +11856,15 @@ begin
     perform helix.end_allocations(array(
       select n.batch from arrived n
       where n.step and n.allocated = n.number and n.state not in ('ASSIGNED', 'RUNNING')));
+  end if;
+  if v_of_run then
+    insert into helix.run_change (run, queue, what, value)
+    select c.run, c.queue, c.what, sum(c.value)
+    from (select n.run, n.queue, n.state::text as what, 1 as value from arrived n
+          where n.step and n.run is not null
+          union all
+          select n.run, n.queue, n.came_from::text, -1 from arrived n where n.step and n.run is not null) c
+    group by c.run, c.queue, c.what;
   end if;
   return null;
 end
@@ -11719,12 +12069,17 @@ declare
   v_other record;
   v_note  text;
 begin
-  select helix.public_id(b.key) as id,
+  select helix.public_id(b.key) as id, replace(b.identity, E'\x1f', '/') as identity, b.run,
          (select m.worker from helix.manifest m where m.batch = b.id order by m.opened_at desc limit 1) as worker
   into v_other from helix.batch b where b.id = p_other;
-  v_note := left(format('the name %s/%s belongs to %s', p_manifest.destination,
+  v_note := left(format('the name %s/%s belongs to %s%s', p_manifest.destination,
                         helix.output_name(p_manifest.folder, p_path),
-                        coalesce('batch ' || v_other.id, 'another tenant')), 1900);
+                        coalesce('batch ' || v_other.id, 'another tenant'),
+                        -- Of runs, both datums: their files must have different names.
+                        (select format(' (%s); %s writes it as well', v_other.identity,
+                                       replace(b.identity, E'\x1f', '/'))
+                         from helix.batch b
+                         where b.id = p_manifest.batch and b.run is not null and v_other.run is not null)), 1900);
   insert into helix.refusal as r (batch, epoch, number, operation, tenant, worker, owner, state, why)
   values (p_manifest.batch, p_manifest.epoch, p_manifest.number, 'outputs', p_manifest.tenant, p_worker,
           v_other.worker, 'RUNNING', v_note)
@@ -11782,7 +12137,7 @@ CREATE FUNCTION helix.register_outputs_v1(p_worker text, p_batch bigint, p_epoch
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     SET jit TO 'off'
-    AS $$
+    AS $_$
 declare
   v_manifest helix.manifest;
   v_answer   helix.output_answer;
@@ -11811,10 +12166,16 @@ begin
   end if;
   select u.path into v_wrong from unnest(p_path) as u (path)
   where helix.is_output_path(u.path) is not true
-     or octet_length(v_manifest.destination || helix.output_name(v_manifest.folder, u.path)) > 1000 limit 1;
+     or octet_length(v_manifest.destination || helix.output_name(v_manifest.folder, u.path)) > 1000
+     -- Names of runs are not escaped: they must be possible in a directory, and not be those of staged copies.
+     or v_manifest.run is not null and (u.path ~ '(^|/)[.]helix(/|$)' or exists (
+          select from string_to_table(u.path, '/') as p (part) where octet_length(p.part) > 255))
+  limit 1;
   if found then
     raise exception using errcode = 'invalid_parameter_value',
-      message = format('expected a relative path in NFC of at most 1,000 bytes with its destination, got %L',
+      message = format('expected a relative path in NFC of at most 1,000 bytes with its destination%s, got %L',
+                       case when v_manifest.run is not null
+                            then ', without .helix and parts of more than 255 bytes' else '' end,
                        left(v_wrong, 1000));
   end if;
   v_hash := array(select helix.output_hash(v_manifest.destination, helix.output_name(v_manifest.folder, u.path))
@@ -11851,7 +12212,7 @@ begin
   end if;
   return next v_answer;
 end
-$$;
+$_$;
 
 ALTER FUNCTION helix.register_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_first integer, p_path text[], p_size bigint[], p_sha256 bytea[], p_files integer) OWNER TO helix_engine;
 
@@ -12374,6 +12735,23 @@ $$;
 
 ALTER FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix.state, p_before timestamp with time zone, p_limit integer) OWNER TO helix_engine;
 
+-- Name: retry_run_v1(text, bigint, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.retry_run_v1(p_tenant text, p_run bigint, p_actor text, p_reason text) RETURNS SETOF helix.run_answer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+begin
+  perform helix.enter_for(p_tenant);
+  return query select * from helix.sweep_from_start(
+    p_tenant, p_run, 'reopening', '{running,failed}', '{reopening}', helix.actor_of(p_actor), p_reason);
+end
+$$;
+
+ALTER FUNCTION helix.retry_run_v1(p_tenant text, p_run bigint, p_actor text, p_reason text) OWNER TO helix_engine;
+
 -- Name: retry_v1(uuid[], text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean DEFAULT false) RETURNS SETOF helix.verdict
@@ -12652,6 +13030,17 @@ $$;
 
 ALTER FUNCTION helix.row_hash(p_row jsonb) OWNER TO helix_engine;
 
+-- Name: run_active(bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.run_active(p_run bigint) RETURNS bigint
+    LANGUAGE sql STABLE
+    AS $$
+  select coalesce(sum(c.value), 0)::bigint from helix.run_counts(p_run) c
+  where c.what in ('PENDING', 'ASSIGNED', 'RUNNING')
+$$;
+
+ALTER FUNCTION helix.run_active(p_run bigint) OWNER TO helix_engine;
+
 -- Name: run_claim_duties(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.run_claim_duties(p_worker text) RETURNS void
@@ -12687,6 +13076,20 @@ end
 $$;
 
 ALTER FUNCTION helix.run_claim_duties(p_worker text) OWNER TO helix_engine;
+
+-- Name: run_counts(bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.run_counts(p_run bigint) RETURNS TABLE(what text, label text, value bigint)
+    LANGUAGE sql STABLE
+    AS $$
+  select c.what, c.label, sum(c.value)::bigint
+  from (select c.what, c.label, c.value from helix.run_count c where c.run = p_run
+        union all
+        select g.what, g.label, g.value from helix.run_change g where g.run = p_run) c
+  group by c.what, c.label having sum(c.value) <> 0
+$$;
+
+ALTER FUNCTION helix.run_counts(p_run bigint) OWNER TO helix_engine;
 
 -- Name: run_duty_v1(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -12744,6 +13147,33 @@ end
 $$;
 
 ALTER FUNCTION helix.run_duty_v1(p_actor text, p_limit integer) OWNER TO helix_engine;
+
+-- Name: run_hash(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.run_hash(p_tenant text, p_key text) RETURNS text
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select encode(sha256(helix.framed(p_tenant) || helix.framed(p_key)), 'hex')
+$$;
+
+ALTER FUNCTION helix.run_hash(p_tenant text, p_key text) OWNER TO helix_engine;
+
+-- Name: run_unsealed(bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.run_unsealed(p_run bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+begin
+  perform helix.decide_outputs(array(select m.id from helix.manifest m
+                                     where m.run = p_run and m.state in ('open', 'registered') limit 1000));
+  return exists (select from helix.manifest m
+                 where m.run = p_run and m.state in ('open', 'registered', 'granted', 'blocked'));
+end
+$$;
+
+ALTER FUNCTION helix.run_unsealed(p_run bigint) OWNER TO helix_engine;
 
 -- Name: scope_queues(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -13132,35 +13562,43 @@ $$;
 
 ALTER FUNCTION helix.set_gauges(p_names text[], p_new helix.metric[]) OWNER TO helix_engine;
 
--- Name: set_output_root_v1(text, text, text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: set_output_root_v1(text, text, text, text, boolean, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean DEFAULT false) RETURNS boolean
+CREATE FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean DEFAULT false, p_stored_at text DEFAULT NULL::text, p_is_input boolean DEFAULT false) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
   perform helix.enter();
-  if not helix.is_destination(p_uri) then
+  if not helix.is_destination(regexp_replace(p_uri, '^gs://', 's3://'))
+     or not helix.is_destination(p_stored_at) or p_uri ~ '^gs://' and p_stored_at is null and not p_removed
+  then
     raise exception using errcode = 'invalid_parameter_value', message = format(
-      'expected a root such as s3://bucket/prefix or file:///srv/outputs, got %L', left(p_uri, 200));
+      'expected a root such as s3://bucket/prefix or file:///srv/outputs, and of gs://bucket where it is stored, '
+      'got %L%s', left(p_uri, 200), coalesce(' stored at ' || left(p_stored_at, 200), ''));
   end if;
   if p_removed then
     delete from helix.output_root r where r.tenant = p_tenant and r.uri = p_uri;
   else
-    insert into helix.output_root (tenant, uri, created_by)
-    values (p_tenant, p_uri, helix.actor_of(p_actor)) on conflict do nothing;
+    insert into helix.output_root as r (tenant, uri, stored_at, is_input, created_by)
+    values (p_tenant, p_uri, p_stored_at, p_is_input, helix.actor_of(p_actor))
+    on conflict (tenant, uri) do update
+    set stored_at = p_stored_at, is_input = p_is_input, created_by = excluded.created_by
+    where (r.stored_at, r.is_input) is distinct from (p_stored_at, p_is_input);
   end if;
   if not found then
     return false;
   end if;
   insert into helix.decision (tenant, queue, kind, actor, detail)
   values (p_tenant, 'output_root', 'setting', helix.actor_of(p_actor),
-          jsonb_build_object('uri', p_uri, 'removed', p_removed, 'reason', p_reason)::text);
+          jsonb_strip_nulls(jsonb_build_object('uri', p_uri, 'removed', p_removed, 'reason', p_reason,
+                                               'stored_at', p_stored_at,
+                                               'is_input', nullif(p_is_input, false)))::text);
   return true;
 end
 $$;
 
-ALTER FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean) OWNER TO helix_engine;
+ALTER FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean, p_stored_at text, p_is_input boolean) OWNER TO helix_engine;
 
 -- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb, double precision, double precision, double precision, double precision, double precision, text, jsonb, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -13453,6 +13891,75 @@ $$;
 
 ALTER FUNCTION helix.source_key(p_scope bytea, p_kind text, p_name text, p_id text) OWNER TO helix_engine;
 
+-- Name: start_run_v1(text, text, text, text, bytea, bigint, text, text, text, text, integer, double precision, smallint, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.start_run_v1(p_tenant text, p_queue text, p_key text, p_name text, p_digest bytea, p_datums bigint, p_spec text, p_received text, p_egress text, p_layout text, p_tries integer, p_timeout_seconds double precision, p_priority smallint, p_actor text, p_requires text DEFAULT NULL::text) RETURNS SETOF helix.run_answer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_hash   text := helix.run_hash(p_tenant, p_key);
+  v_id     bigint := ('x' || substr(v_hash, 1, 13))::bit(52)::bigint;
+  v_name   text;
+  v_egress text := rtrim(p_egress, '/');
+  v_place  text := '';
+  v_queue  helix.queue;
+  v_names  text[];
+  v_run    helix.run;
+begin
+  perform helix.enter_for(p_tenant);
+  v_name := left(trim(regexp_replace(lower(p_name), '[^a-z0-9]+', '-', 'g'), '-'), 52);
+  v_name := coalesce(nullif(v_name, '') || '-', 'run-') || substr(v_hash, 14, 10);
+  select * into v_queue from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
+  if v_queue.profile is distinct from 'text-v1' then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('expected a queue with profile text-v1 for datums, got %s',
+                       coalesce(p_queue || ' with ' || v_queue.profile, 'no queue ' || p_queue));
+  end if;
+  if v_egress <> '' then
+    v_place := helix.stored_at(p_tenant, v_egress, false) || case p_layout when 'run' then '/' || v_name else '' end;
+    if helix.is_destination(v_place) is not true then
+      raise exception using errcode = 'invalid_parameter_value',
+        message = format('expected an egress below a root of tenant %s, got %L', p_tenant, left(p_egress, 500)),
+        hint = 'An operator adds a root with helixq run root URI.';
+    end if;
+  end if;
+  if not exists (select from helix.run r where r.id = v_id) then
+    v_names := helix.occupied_names(v_place, v_id);
+    if v_names is not null then
+      return next row('occupied', null, v_name, null, null, array_to_string(v_names, ', '))::helix.run_answer;
+      return;
+    end if;
+    insert into helix.run (id, queue, datums, tries, priority, state, tenant, name, key, digest, requires, egress,
+                           destination, received, spec, actor, timeout_seconds, deadline)
+    values (v_id, v_queue.id, p_datums, p_tries, p_priority,
+            case when p_datums = 0 then 'running' else 'expanding' end, p_tenant, v_name, p_key, p_digest,
+            p_requires, p_egress, v_place, p_received, p_spec, helix.actor_of(p_actor), p_timeout_seconds, null)
+    on conflict (id) do nothing;
+    if found then
+      return query select 'new', r.id, r.name, r.state, r.appended, null::text from helix.run r where r.id = v_id;
+      return;
+    end if;
+  end if;
+  select * into v_run from helix.run r where r.id = v_id;
+  return next row(
+    case when (v_run.tenant, v_run.key, v_run.digest::bytea, v_run.datums, v_run.spec, v_run.destination,
+               v_run.queue)
+              is not distinct from (p_tenant, p_key, p_digest, p_datums, p_spec, v_place, v_queue.id)
+         then 'same' else 'conflict' end,
+    v_run.id, v_run.name, v_run.state, v_run.appended,
+    concat_ws(', ', case when v_run.spec <> p_spec then 'the spec' end,
+              case when (v_run.digest::bytea, v_run.datums) is distinct from (p_digest, p_datums)
+                   then format('the datums (%s, not %s)', v_run.datums, p_datums) end,
+              case when v_run.destination <> v_place then 'the egress' end,
+              case when v_run.queue <> v_queue.id then 'the queue' end))::helix.run_answer;
+end
+$$;
+
+ALTER FUNCTION helix.start_run_v1(p_tenant text, p_queue text, p_key text, p_name text, p_digest bytea, p_datums bigint, p_spec text, p_received text, p_egress text, p_layout text, p_tries integer, p_timeout_seconds double precision, p_priority smallint, p_actor text, p_requires text) OWNER TO helix_engine;
+
 -- Name: start_series(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.start_series() RETURNS void
@@ -13588,6 +14095,36 @@ $$;
 
 ALTER FUNCTION helix.step_position() OWNER TO helix_engine;
 
+-- Name: stop_leases(bigint[], text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.stop_leases(p_batch bigint[], p_actor text, p_detail text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  if p_batch <> '{}' then
+    perform from helix.end_leases(p_batch, 'failed', p_actor, array_fill('JobTimeout'::text, array[cardinality(p_batch)]),
+                                  array_fill(p_detail, array[cardinality(p_batch)]),
+                                  array_fill(true, array[cardinality(p_batch)]));
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.stop_leases(p_batch bigint[], p_actor text, p_detail text) OWNER TO helix_engine;
+
+-- Name: stored_at(text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.stored_at(p_tenant text, p_uri text, p_is_input boolean) RETURNS text
+    LANGUAGE sql STABLE
+    AS $$
+  select coalesce(r.stored_at, r.uri) || substr(p_uri, length(r.uri) + 1)
+  from helix.output_root r
+  where r.tenant in (p_tenant, '*') and (p_uri = r.uri or starts_with(p_uri, r.uri || '/'))
+    and (p_is_input or not r.is_input)
+  order by length(r.uri) desc, r.tenant desc limit 1
+$$;
+
+ALTER FUNCTION helix.stored_at(p_tenant text, p_uri text, p_is_input boolean) OWNER TO helix_engine;
+
 -- Name: stream_groups_v1(double precision, boolean, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.stream_groups_v1(p_seconds double precision, p_every_tenant boolean DEFAULT false, p_limit integer DEFAULT 100) RETURNS TABLE(tenant text, stream text, group_name text)
@@ -13707,9 +14244,9 @@ $$;
 
 ALTER FUNCTION helix.submit_from_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_kind text[], p_name text[], p_id text[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) OWNER TO helix_engine;
 
--- Name: submit_many(text, text, text, text, text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], text[], bytea[], integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: submit_many(text, text, text, text, text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], text[], bytea[], integer[], bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[], p_key bytea[] DEFAULT NULL::bytea[], p_reused integer[] DEFAULT '{}'::integer[]) RETURNS SETOF helix.submitted
+CREATE FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[], p_key bytea[] DEFAULT NULL::bytea[], p_reused integer[] DEFAULT '{}'::integer[], p_run bigint DEFAULT NULL::bigint) RETURNS SETOF helix.submitted
     LANGUAGE plpgsql
     SET enable_nestloop TO 'off'
     SET jit TO 'off'
@@ -13790,13 +14327,13 @@ begin
     v_id := array(select nextval('helix.batch_id') from generate_series(1, cardinality(p_payload)));
     v_place := helix.insert_batches(
       v_queue, v_secret, p_actor, v_now, v_key, v_id, v_print, p_identity, p_payload, p_raw, p_revision,
-      p_priority, p_run_at, p_expires_at, p_limit_key, v_class);
+      p_priority, p_run_at, p_expires_at, p_limit_key, v_class, p_run);
   end if;
 
   if v_place is not null then
     perform helix.insert_work(v_queue, p_actor, v_now, v_place, v_id, coalesce(v_lane, array[v_usual]),
                               coalesce(v_turn, array[v_after]), p_payload, p_run_at, p_expires_at,
-                              p_limit_key);
+                              p_limit_key, p_run);
     -- By this record `check` knows an identity that was removed from one that never was.
     insert into helix.decision (tenant, queue, kind, batch, actor)
     select p_tenant, p_queue, 'unnamed', v_id[n.place], p_actor
@@ -13821,7 +14358,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[], p_key bytea[], p_reused integer[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[], p_key bytea[], p_reused integer[], p_run bigint) OWNER TO helix_engine;
 
 -- Name: submit_one(text, text, text, text, text, text, text, text, smallint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -14038,6 +14575,90 @@ end
 $$;
 
 ALTER FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) OWNER TO helix_engine;
+
+-- Name: sweep_from_start(text, bigint, text, text[], text[], text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.sweep_from_start(p_tenant text, p_run bigint, p_state text, p_from text[], p_repeat text[], p_actor text, p_reason text) RETURNS SETOF helix.run_answer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_run    helix.run;
+  v_answer text;
+begin
+  select * into v_run from helix.run r where r.id = p_run and r.tenant = p_tenant for update;
+  v_answer := case when not found then 'absent' when v_run.state = any (p_repeat) then 'repeat'
+                   when v_run.state = any (p_from) then 'ok' else 'illegal' end;
+  if v_answer = 'ok' then
+    update helix.run r
+    set state = p_state, swept_at = '-infinity', swept_batch = 0, ended_at = null,
+        problem = case when p_state = 'cancelling' then left(p_reason, 16000) end,
+        deadline = case when p_state = 'reopening'
+                        then clock_timestamp() + make_interval(secs => r.timeout_seconds) end
+    where r.id = p_run;
+    insert into helix.decision (tenant, queue, kind, actor, detail)
+    values (p_tenant, 'run/' || v_run.name, 'setting', p_actor,
+            jsonb_build_object('state', p_state, 'reason', p_reason)::text);
+    perform helix.sweep_run(p_run, 1000, p_actor);
+    select * into v_run from helix.run r where r.id = p_run;
+  end if;
+  return next row(v_answer, v_run.id, v_run.name, v_run.state, v_run.appended, null)::helix.run_answer;
+end
+$$;
+
+ALTER FUNCTION helix.sweep_from_start(p_tenant text, p_run bigint, p_state text, p_from text[], p_repeat text[], p_actor text, p_reason text) OWNER TO helix_engine;
+
+-- Name: sweep_run(bigint, integer, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.sweep_run(p_run bigint, p_limit integer, p_actor text) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_run  helix.run;
+  v_page record;
+  v_free bigint[];
+begin
+  select * into v_run from helix.run r where r.id = p_run;
+  select coalesce(array_agg(b.id), '{}') as batch, max(b.created_at) as last_at, count(*)::integer as number,
+         (array_agg(b.id order by b.created_at desc, b.id desc))[1] as last
+  into v_page
+  from (select b.id, b.created_at from helix.batch b
+        where b.queue = v_run.queue and b.run = p_run and b.retired_at is null
+          and (b.created_at, b.id) > (v_run.swept_at, v_run.swept_batch)
+        order by b.created_at, b.id limit p_limit) b;
+  v_free := array(select w.batch from helix.work w where w.batch = any (v_page.batch)
+                  order by w.batch for update skip locked);
+  if v_run.state = 'cancelling' then
+    perform helix.cancel(array(select w.batch from helix.work w
+                               where w.batch = any (v_free) and w.state in ('PENDING', 'ASSIGNED', 'RUNNING')),
+                         'cancelled', p_actor, v_run.problem);
+  elsif v_run.state = 'stopping' then
+    update helix.work w set step = false, pending = false, cause = 'held', due = null
+    where w.batch = any (v_free) and w.state = 'PENDING' and w.cause is distinct from 'held';
+    perform helix.stop_leases(array(select w.batch from helix.work w
+                                    where w.batch = any (v_free) and w.state in ('ASSIGNED', 'RUNNING')),
+                              p_actor, v_run.problem);
+  else
+    perform helix.reopen(array(select w.batch from helix.work w join helix.batch b on b.id = w.batch
+                               where w.batch = any (v_free) and w.state = 'FAILED' and b.payload is not null),
+                         p_actor, 'the run was retried');
+    -- Where the queue is paused, its resumption makes them claimable.
+    update helix.work w set step = false, cause = 'paused'
+    from helix.queue q
+    where w.batch = any (v_free) and w.cause = 'held' and q.id = w.queue and q.paused;
+    perform helix.make_claimable(array(select w.batch from helix.work w
+                                       where w.batch = any (v_free) and w.cause = 'held'));
+  end if;
+  if cardinality(v_free) = v_page.number then
+    update helix.run r
+    set swept_at = case when v_page.number < p_limit then 'infinity' else v_page.last_at end,
+        swept_batch = coalesce(v_page.last, 0)
+    where r.id = p_run;
+  end if;
+  return v_page.number;
+end
+$$;
+
+ALTER FUNCTION helix.sweep_run(p_run bigint, p_limit integer, p_actor text) OWNER TO helix_engine;
 
 -- Name: take_devices(helix.requirement_class, helix.device[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -15041,7 +15662,7 @@ CREATE TABLE helix.login (
     used_at timestamp with time zone,
     CONSTRAINT login_hash_check CHECK ((octet_length(hash) = 32)),
     CONSTRAINT login_person_check CHECK ((person ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
-    CONSTRAINT login_scopes_check CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['submit'::text, 'work'::text, 'read'::text, 'payloads'::text, 'operate'::text, 'admin'::text, 'seal'::text]))),
+    CONSTRAINT login_scopes_check CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['submit'::text, 'work'::text, 'read'::text, 'payloads'::text, 'operate'::text, 'admin'::text, 'run'::text, 'seal'::text]))),
     CONSTRAINT login_token_seconds_check CHECK (((token_seconds >= (1)::double precision) AND (token_seconds <= (86400)::double precision)))
 );
 
@@ -15097,9 +15718,13 @@ ALTER TABLE helix.output_name OWNER TO helix_owner;
 CREATE TABLE helix.output_root (
     tenant helix.tenant_name NOT NULL,
     uri text NOT NULL,
+    stored_at text,
+    is_input boolean DEFAULT false NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     created_by text NOT NULL,
-    CONSTRAINT output_root_uri_check CHECK (helix.is_destination(uri))
+    CONSTRAINT output_root_check CHECK (((uri !~ '^gs://'::text) OR (stored_at IS NOT NULL))),
+    CONSTRAINT output_root_stored_at_check CHECK (helix.is_destination(stored_at)),
+    CONSTRAINT output_root_uri_check CHECK (helix.is_destination(regexp_replace(uri, '^gs://'::text, 's3://'::text)))
 );
 
 ALTER TABLE ONLY helix.output_root FORCE ROW LEVEL SECURITY;
@@ -15152,7 +15777,8 @@ CREATE TABLE helix.work (
     expires_at timestamp with time zone,
     limit_key text,
     content bytea,
-    allocated bigint
+    allocated bigint,
+    run bigint
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.05', vacuum_index_cleanup='on');
 
@@ -15334,6 +15960,78 @@ WITH (fillfactor='50');
 ALTER TABLE ONLY helix.rollup FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.rollup OWNER TO helix_owner;
+
+-- Name: run; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.run (
+    id bigint NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    queue integer NOT NULL,
+    datums bigint NOT NULL,
+    appended bigint DEFAULT 0 NOT NULL,
+    tries smallint NOT NULL,
+    priority helix.priority NOT NULL,
+    state text DEFAULT 'expanding'::text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    name text NOT NULL,
+    key helix.short_text NOT NULL,
+    digest helix.sha256 NOT NULL,
+    requires text,
+    egress text NOT NULL,
+    destination text NOT NULL,
+    received text NOT NULL,
+    spec text NOT NULL,
+    actor text NOT NULL,
+    timeout_seconds double precision,
+    deadline timestamp with time zone,
+    ended_at timestamp with time zone,
+    problem helix.long_text,
+    swept_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL,
+    swept_batch bigint DEFAULT 0 NOT NULL,
+    CONSTRAINT run_check CHECK (((appended >= 0) AND (appended <= datums))),
+    CONSTRAINT run_datums_check CHECK ((datums >= 0)),
+    CONSTRAINT run_destination_check CHECK (((destination = ''::text) OR helix.is_destination(destination))),
+    CONSTRAINT run_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9-]{0,62}$'::text)),
+    CONSTRAINT run_received_check CHECK ((octet_length(received) <= 1048576)),
+    CONSTRAINT run_spec_check CHECK ((octet_length(spec) <= 1048576)),
+    CONSTRAINT run_state_check CHECK ((state = ANY (ARRAY['expanding'::text, 'running'::text, 'stopping'::text, 'cancelling'::text, 'reopening'::text, 'done'::text, 'failed'::text, 'cancelled'::text]))),
+    CONSTRAINT run_timeout_seconds_check CHECK ((timeout_seconds > (0)::double precision)),
+    CONSTRAINT run_tries_check CHECK (((tries >= 1) AND (tries <= 1000)))
+)
+WITH (fillfactor='50');
+
+ALTER TABLE ONLY helix.run FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.run OWNER TO helix_owner;
+
+-- Name: run_change; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.run_change (
+    run bigint NOT NULL,
+    queue integer NOT NULL,
+    what text NOT NULL,
+    label text DEFAULT ''::text NOT NULL,
+    value bigint NOT NULL
+);
+
+ALTER TABLE ONLY helix.run_change FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.run_change OWNER TO helix_owner;
+
+-- Name: run_count; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.run_count (
+    run bigint NOT NULL,
+    queue integer NOT NULL,
+    what text NOT NULL,
+    label text DEFAULT ''::text NOT NULL,
+    value bigint NOT NULL
+)
+WITH (fillfactor='50');
+
+ALTER TABLE ONLY helix.run_count FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.run_count OWNER TO helix_owner;
 
 -- Name: seal; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -15902,6 +16600,21 @@ ALTER TABLE ONLY helix.role_tenant
 ALTER TABLE ONLY helix.rollup
     ADD CONSTRAINT rollup_pkey PRIMARY KEY (tenant, queue, seconds, at);
 
+-- Name: run_count run_count_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.run_count
+    ADD CONSTRAINT run_count_pkey PRIMARY KEY (run, what, label);
+
+-- Name: run run_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.run
+    ADD CONSTRAINT run_pkey PRIMARY KEY (id);
+
+-- Name: run run_tenant_key_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.run
+    ADD CONSTRAINT run_tenant_key_key UNIQUE (tenant, key);
+
 -- Name: seal seal_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.seal
@@ -16130,6 +16843,10 @@ CREATE INDEX manifest_due ON helix.manifest USING btree (tenant, due_at) WHERE (
 
 CREATE INDEX manifest_list ON helix.manifest USING btree (tenant, opened_at, id);
 
+-- Name: manifest_run; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX manifest_run ON helix.manifest USING btree (run, state, id) WHERE (run IS NOT NULL);
+
 -- Name: output_name_batch; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX output_name_batch ON helix.output_name USING btree (batch);
@@ -16153,6 +16870,22 @@ CREATE INDEX request_number ON helix.request USING btree (number);
 -- Name: rollup_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX rollup_age ON helix.rollup USING btree (seconds, at);
+
+-- Name: run_active; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX run_active ON helix.run USING btree (id) WHERE (state = ANY (ARRAY['running'::text, 'stopping'::text, 'cancelling'::text, 'reopening'::text]));
+
+-- Name: run_change_run; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX run_change_run ON helix.run_change USING btree (run);
+
+-- Name: run_list; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX run_list ON helix.run USING btree (tenant, created_at, id);
+
+-- Name: run_name; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE UNIQUE INDEX run_name ON helix.run USING btree (name, tenant);
 
 -- Name: source_batch; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -16427,6 +17160,24 @@ ALTER TABLE helix.role_tenant ENABLE ALWAYS TRIGGER a_guard;
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.rollup FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.rollup ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: run a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.run FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.run ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: run_change a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.run_change FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.run_change ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: run_count a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.run_count FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.run_count ENABLE ALWAYS TRIGGER a_guard;
 
 -- Name: seal a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -16740,6 +17491,24 @@ CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.rollup FOR EACH STATEME
 
 ALTER TABLE helix.rollup ENABLE ALWAYS TRIGGER a_guard_truncate;
 
+-- Name: run a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.run FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.run ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: run_change a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.run_change FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.run_change ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: run_count a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.run_count FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.run_count ENABLE ALWAYS TRIGGER a_guard_truncate;
+
 -- Name: seal a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.seal FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -16856,7 +17625,7 @@ ALTER TABLE helix.ledger ENABLE ALWAYS TRIGGER audit;
 
 -- Name: output_root audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF tenant, uri, created_at, created_by ON helix.output_root FOR EACH ROW EXECUTE FUNCTION helix.audit_row('tenant,uri', 'tenant,uri,created_at,created_by');
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF tenant, uri, stored_at, is_input, created_at, created_by ON helix.output_root FOR EACH ROW EXECUTE FUNCTION helix.audit_row('tenant,uri', 'tenant,uri,stored_at,is_input,created_at,created_by');
 
 ALTER TABLE helix.output_root ENABLE ALWAYS TRIGGER audit;
 
@@ -16877,6 +17646,12 @@ ALTER TABLE helix.requirement_class ENABLE ALWAYS TRIGGER audit;
 CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF role, tenant, by_setting ON helix.role_tenant FOR EACH ROW EXECUTE FUNCTION helix.audit_row('role,tenant', 'role,tenant,by_setting');
 
 ALTER TABLE helix.role_tenant ENABLE ALWAYS TRIGGER audit;
+
+-- Name: run audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, created_at, queue, datums, tries, priority, tenant, name, key, digest, requires, egress, destination, received, spec, actor, timeout_seconds ON helix.run FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,created_at,queue,datums,tries,priority,tenant,name,key,digest,requires,egress,destination,received,spec,actor,timeout_seconds');
+
+ALTER TABLE helix.run ENABLE ALWAYS TRIGGER audit;
 
 -- Name: secret audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -17178,6 +17953,18 @@ CREATE POLICY engine ON helix.result TO helix_engine USING (true);
 
 CREATE POLICY engine ON helix.rollup TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
+-- Name: run engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.run TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: run_change engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.run_change TO helix_engine USING (true);
+
+-- Name: run_count engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.run_count TO helix_engine USING (true);
+
 -- Name: source engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine ON helix.source TO helix_engine USING (true);
@@ -17414,6 +18201,18 @@ CREATE POLICY operator ON helix.result FOR SELECT TO helix_operator USING (true)
 
 CREATE POLICY operator ON helix.rollup FOR SELECT TO helix_operator USING (true);
 
+-- Name: run operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.run FOR SELECT TO helix_operator USING (true);
+
+-- Name: run_change operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.run_change FOR SELECT TO helix_operator USING (true);
+
+-- Name: run_count operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.run_count FOR SELECT TO helix_operator USING (true);
+
 -- Name: source operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.source FOR SELECT TO helix_operator USING (true);
@@ -17604,6 +18403,18 @@ CREATE POLICY reader ON helix.result FOR SELECT TO helix_reader USING (COALESCE(
 
 CREATE POLICY reader ON helix.rollup FOR SELECT TO helix_reader USING (COALESCE((tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
 
+-- Name: run reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.run FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
+-- Name: run_change reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.run_change FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
+
+-- Name: run_count reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.run_count FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
+
 -- Name: source reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY reader ON helix.source FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
@@ -17656,6 +18467,18 @@ ALTER TABLE helix.role_tenant ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.rollup ENABLE ROW LEVEL SECURITY;
 
+-- Name: run; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.run ENABLE ROW LEVEL SECURITY;
+
+-- Name: run_change; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.run_change ENABLE ROW LEVEL SECURITY;
+
+-- Name: run_count; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.run_count ENABLE ROW LEVEL SECURITY;
+
 -- Name: worker serves_all; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY serves_all ON helix.worker FOR SELECT TO helix_reader USING (((tenant = '*'::text) AND (cardinality(( SELECT helix.session_tenants() AS session_tenants)) > 0)));
@@ -17702,6 +18525,7 @@ GRANT USAGE ON SCHEMA helix TO helix_read;
 GRANT USAGE ON SCHEMA helix TO helix_payloads;
 GRANT USAGE ON SCHEMA helix TO helix_operate;
 GRANT USAGE ON SCHEMA helix TO helix_admin;
+GRANT USAGE ON SCHEMA helix TO helix_run;
 GRANT USAGE ON SCHEMA helix TO helix_intake;
 GRANT USAGE ON SCHEMA helix TO helix_webhook;
 GRANT USAGE ON SCHEMA helix TO helix_delegate;
@@ -17734,6 +18558,10 @@ GRANT ALL ON FUNCTION helix.add_seal_v1(p_number bigint, p_actor text, p_digest 
 REVOKE ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer, p_request uuid) TO helix_operator;
 GRANT ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_position bigint, p_number bigint, p_version integer, p_to_position bigint, p_to_number bigint, p_to_version integer, p_count integer, p_request uuid) TO helix_payloads;
+
+-- Name: FUNCTION advance_runs(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.advance_runs(p_limit integer) FROM PUBLIC;
 
 -- Name: FUNCTION all_metrics(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -17775,6 +18603,12 @@ GRANT SELECT ON TABLE helix.ledger TO helix_operator;
 -- Name: FUNCTION append_round(p_ledger helix.ledger, p_actor text, p_place bigint[], p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.append_round(p_ledger helix.ledger, p_actor text, p_place bigint[], p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]) FROM PUBLIC;
+
+-- Name: FUNCTION append_run_v1(p_tenant text, p_run bigint, p_first bigint, p_identity text[], p_payload text[], p_raw text[], p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.append_run_v1(p_tenant text, p_run bigint, p_first bigint, p_identity text[], p_payload text[], p_raw text[], p_actor text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.append_run_v1(p_tenant text, p_run bigint, p_first bigint, p_identity text[], p_payload text[], p_raw text[], p_actor text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.append_run_v1(p_tenant text, p_run bigint, p_first bigint, p_identity text[], p_payload text[], p_raw text[], p_actor text) TO helix_run;
 
 -- Name: FUNCTION append_v1(p_tenant text, p_ledger text, p_actor text, p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -17877,6 +18711,12 @@ REVOKE ALL ON FUNCTION helix.bury_delivery(p_delivery helix.delivery, p_actor te
 -- Name: FUNCTION cancel(p_batch bigint[], p_reason helix.reason, p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.cancel(p_batch bigint[], p_reason helix.reason, p_actor text, p_detail text) FROM PUBLIC;
+
+-- Name: FUNCTION cancel_run_v1(p_tenant text, p_run bigint, p_actor text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.cancel_run_v1(p_tenant text, p_run bigint, p_actor text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.cancel_run_v1(p_tenant text, p_run bigint, p_actor text, p_reason text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.cancel_run_v1(p_tenant text, p_run bigint, p_actor text, p_reason text) TO helix_operate;
 
 -- Name: FUNCTION cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -18303,6 +19143,7 @@ GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity t
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_payloads;
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_operate;
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_admin;
+GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_run;
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_delegate;
 
 -- Name: TABLE requirement_class; Type: ACL; Schema: helix; Owner: helix_owner
@@ -18617,6 +19458,10 @@ REVOKE ALL ON FUNCTION helix.fold_changes() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.fold_entries(p_from bigint, p_to bigint) FROM PUBLIC;
 
+-- Name: FUNCTION fold_runs(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.fold_runs() FROM PUBLIC;
+
 -- Name: FUNCTION follow_ledger(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.follow_ledger() FROM PUBLIC;
@@ -18644,6 +19489,7 @@ GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_read;
 GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_payloads;
 GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_operate;
 GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_admin;
+GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_run;
 GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_delegate;
 
 -- Name: FUNCTION framed_identity(p_identity text); Type: ACL; Schema: helix; Owner: helix_engine
@@ -18657,6 +19503,7 @@ GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_read;
 GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_payloads;
 GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_operate;
 GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_admin;
+GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_run;
 GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_delegate;
 
 -- Name: FUNCTION framed_parts(p_parts text[]); Type: ACL; Schema: helix; Owner: helix_engine
@@ -18670,6 +19517,7 @@ GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_read;
 GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_payloads;
 GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_operate;
 GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_admin;
+GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_run;
 GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_delegate;
 
 -- Name: FUNCTION free_former(p_pool helix.pool); Type: ACL; Schema: helix; Owner: helix_engine
@@ -18734,13 +19582,13 @@ GRANT ALL ON FUNCTION helix.hold_feed_v1(p_tenant text, p_feed text, p_holder te
 
 REVOKE ALL ON FUNCTION helix.idle_lanes(p_limit integer) FROM PUBLIC;
 
--- Name: FUNCTION insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_run bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_run bigint) FROM PUBLIC;
 
--- Name: FUNCTION insert_work(p_queue helix.queue, p_actor text, p_now timestamp with time zone, p_place integer[], p_id bigint[], p_lane integer[], p_turn bigint[], p_payload text[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION insert_work(p_queue helix.queue, p_actor text, p_now timestamp with time zone, p_place integer[], p_id bigint[], p_lane integer[], p_turn bigint[], p_payload text[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_run bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.insert_work(p_queue helix.queue, p_actor text, p_now timestamp with time zone, p_place integer[], p_id bigint[], p_lane integer[], p_turn bigint[], p_payload text[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.insert_work(p_queue helix.queue, p_actor text, p_now timestamp with time zone, p_place integer[], p_id bigint[], p_lane integer[], p_turn bigint[], p_payload text[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_run bigint) FROM PUBLIC;
 
 -- Name: FUNCTION is_doubled(p_batch bigint, p_number bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -18809,6 +19657,7 @@ GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_read;
 GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_payloads;
 GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_operate;
 GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_admin;
+GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_run;
 GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_delegate;
 
 -- Name: FUNCTION key_within(p_scope bytea, p_identity text, p_revision text); Type: ACL; Schema: helix; Owner: helix_engine
@@ -18822,6 +19671,7 @@ GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revisio
 GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_payloads;
 GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_operate;
 GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_admin;
+GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_run;
 GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_delegate;
 
 -- Name: FUNCTION knows_group_v1(p_tenant text, p_stream text, p_group text); Type: ACL; Schema: helix; Owner: helix_engine
@@ -19030,6 +19880,10 @@ REVOKE ALL ON FUNCTION helix.note_served(p_lane integer[], p_turn bigint[]) FROM
 
 REVOKE ALL ON FUNCTION helix.number_that_fits(p_tenants helix.tenant_lanes[], p_free helix.resources) FROM PUBLIC;
 
+-- Name: FUNCTION occupied_names(p_destination text, p_run bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.occupied_names(p_destination text, p_run bigint) FROM PUBLIC;
+
 -- Name: FUNCTION offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text, p_person text) FROM PUBLIC;
@@ -19159,6 +20013,7 @@ GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_read;
 GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_payloads;
 GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_operate;
 GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_admin;
+GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_run;
 GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_delegate;
 
 -- Name: FUNCTION queue_header(p_id integer, p_tenant text, p_name text, p_seconds real, p_deadline timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
@@ -19175,6 +20030,7 @@ GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO he
 GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_payloads;
 GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_operate;
 GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_admin;
+GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_run;
 
 -- Name: FUNCTION queues_with(p_queues integer[], p_queue integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -19220,6 +20076,7 @@ GRANT ALL ON FUNCTION helix.read_bindings_v1() TO helix_read;
 GRANT ALL ON FUNCTION helix.read_bindings_v1() TO helix_payloads;
 GRANT ALL ON FUNCTION helix.read_bindings_v1() TO helix_operate;
 GRANT ALL ON FUNCTION helix.read_bindings_v1() TO helix_admin;
+GRANT ALL ON FUNCTION helix.read_bindings_v1() TO helix_run;
 
 -- Name: FUNCTION read_can_serve_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -19231,6 +20088,7 @@ GRANT ALL ON FUNCTION helix.read_can_serve_v1() TO helix_read;
 GRANT ALL ON FUNCTION helix.read_can_serve_v1() TO helix_payloads;
 GRANT ALL ON FUNCTION helix.read_can_serve_v1() TO helix_operate;
 GRANT ALL ON FUNCTION helix.read_can_serve_v1() TO helix_admin;
+GRANT ALL ON FUNCTION helix.read_can_serve_v1() TO helix_run;
 
 -- Name: FUNCTION read_chains_v1(p_after bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -19362,6 +20220,7 @@ GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_read;
 GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_payloads;
 GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_operate;
 GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_admin;
+GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_run;
 
 -- Name: FUNCTION read_feed_v1(p_tenant text, p_feed text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -19496,6 +20355,7 @@ GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_
 GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) TO helix_payloads;
 GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) TO helix_operate;
 GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) TO helix_admin;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_limit integer) TO helix_run;
 
 -- Name: TABLE letter_overview; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -19604,6 +20464,7 @@ GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_
 GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_payloads;
 GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_operate;
 GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_admin;
+GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_run;
 GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_intake;
 GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_webhook;
 
@@ -19641,6 +20502,38 @@ REVOKE ALL ON FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_secon
 GRANT ALL ON FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone) TO helix_read;
 
+-- Name: FUNCTION read_run_datums_v1(p_run bigint, p_after_at timestamp with time zone, p_after bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_run_datums_v1(p_run bigint, p_after_at timestamp with time zone, p_after bigint, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_run_datums_v1(p_run bigint, p_after_at timestamp with time zone, p_after bigint, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_run_datums_v1(p_run bigint, p_after_at timestamp with time zone, p_after bigint, p_limit integer) TO helix_read;
+
+-- Name: FUNCTION read_run_outputs_v1(p_run bigint, p_after_manifest uuid, p_after_path text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_run_outputs_v1(p_run bigint, p_after_manifest uuid, p_after_path text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_run_outputs_v1(p_run bigint, p_after_manifest uuid, p_after_path text, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_run_outputs_v1(p_run bigint, p_after_manifest uuid, p_after_path text, p_limit integer) TO helix_read;
+
+-- Name: FUNCTION read_run_roots_v1(p_tenant text); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_run_roots_v1(p_tenant text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_run_roots_v1(p_tenant text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_run_roots_v1(p_tenant text) TO helix_read;
+GRANT ALL ON FUNCTION helix.read_run_roots_v1(p_tenant text) TO helix_run;
+
+-- Name: FUNCTION read_run_text_v1(p_run bigint); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_run_text_v1(p_run bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_run_text_v1(p_run bigint) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_run_text_v1(p_run bigint) TO helix_work;
+
+-- Name: FUNCTION read_runs_v1(p_tenant text, p_run text, p_state text, p_before timestamp with time zone, p_limit integer, p_specs boolean); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_runs_v1(p_tenant text, p_run text, p_state text, p_before timestamp with time zone, p_limit integer, p_specs boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_runs_v1(p_tenant text, p_run text, p_state text, p_before timestamp with time zone, p_limit integer, p_specs boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_runs_v1(p_tenant text, p_run text, p_state text, p_before timestamp with time zone, p_limit integer, p_specs boolean) TO helix_read;
+GRANT ALL ON FUNCTION helix.read_runs_v1(p_tenant text, p_run text, p_state text, p_before timestamp with time zone, p_limit integer, p_specs boolean) TO helix_run;
+
 -- Name: FUNCTION read_search_v1(p_tenant text, p_text text, p_from bytea, p_to bytea, p_letter bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_search_v1(p_tenant text, p_text text, p_from bytea, p_to bytea, p_letter bigint, p_limit integer) FROM PUBLIC;
@@ -19657,6 +20550,7 @@ GRANT ALL ON FUNCTION helix.read_tenants_v1() TO helix_read;
 GRANT ALL ON FUNCTION helix.read_tenants_v1() TO helix_payloads;
 GRANT ALL ON FUNCTION helix.read_tenants_v1() TO helix_operate;
 GRANT ALL ON FUNCTION helix.read_tenants_v1() TO helix_admin;
+GRANT ALL ON FUNCTION helix.read_tenants_v1() TO helix_run;
 
 -- Name: FUNCTION read_tokens_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_after_generation integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -19877,6 +20771,12 @@ REVOKE ALL ON FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state heli
 GRANT ALL ON FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix.state, p_before timestamp with time zone, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix.state, p_before timestamp with time zone, p_limit integer) TO helix_operate;
 
+-- Name: FUNCTION retry_run_v1(p_tenant text, p_run bigint, p_actor text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.retry_run_v1(p_tenant text, p_run bigint, p_actor text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.retry_run_v1(p_tenant text, p_run bigint, p_actor text, p_reason text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.retry_run_v1(p_tenant text, p_run bigint, p_actor text, p_reason text) TO helix_operate;
+
 -- Name: FUNCTION retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) FROM PUBLIC;
@@ -19920,9 +20820,18 @@ REVOKE ALL ON FUNCTION helix.row_hash(p_row jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.row_hash(p_row jsonb) TO helix_reader;
 GRANT ALL ON FUNCTION helix.row_hash(p_row jsonb) TO helix_operator;
 
+-- Name: FUNCTION run_active(p_run bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.run_active(p_run bigint) FROM PUBLIC;
+
 -- Name: FUNCTION run_claim_duties(p_worker text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.run_claim_duties(p_worker text) FROM PUBLIC;
+
+-- Name: FUNCTION run_counts(p_run bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.run_counts(p_run bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.run_counts(p_run bigint) TO helix_reader;
 
 -- Name: FUNCTION run_duty_v1(p_actor text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -19930,6 +20839,14 @@ REVOKE ALL ON FUNCTION helix.run_duty_v1(p_actor text, p_limit integer) FROM PUB
 GRANT ALL ON FUNCTION helix.run_duty_v1(p_actor text, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.run_duty_v1(p_actor text, p_limit integer) TO helix_work;
 GRANT ALL ON FUNCTION helix.run_duty_v1(p_actor text, p_limit integer) TO helix_operate;
+
+-- Name: FUNCTION run_hash(p_tenant text, p_key text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.run_hash(p_tenant text, p_key text) FROM PUBLIC;
+
+-- Name: FUNCTION run_unsealed(p_run bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.run_unsealed(p_run bigint) FROM PUBLIC;
 
 -- Name: FUNCTION scope_queues(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -20002,10 +20919,10 @@ GRANT SELECT ON TABLE helix.metric TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.set_gauges(p_names text[], p_new helix.metric[]) FROM PUBLIC;
 
--- Name: FUNCTION set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean, p_stored_at text, p_is_input boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean) TO helix_operator;
+REVOKE ALL ON FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean, p_stored_at text, p_is_input boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean, p_stored_at text, p_is_input boolean) TO helix_operator;
 
 -- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -20054,6 +20971,12 @@ GRANT ALL ON FUNCTION helix.source_hash(p_tenant text, p_kind text, p_name text,
 
 REVOKE ALL ON FUNCTION helix.source_key(p_scope bytea, p_kind text, p_name text, p_id text) FROM PUBLIC;
 
+-- Name: FUNCTION start_run_v1(p_tenant text, p_queue text, p_key text, p_name text, p_digest bytea, p_datums bigint, p_spec text, p_received text, p_egress text, p_layout text, p_tries integer, p_timeout_seconds double precision, p_priority smallint, p_actor text, p_requires text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.start_run_v1(p_tenant text, p_queue text, p_key text, p_name text, p_digest bytea, p_datums bigint, p_spec text, p_received text, p_egress text, p_layout text, p_tries integer, p_timeout_seconds double precision, p_priority smallint, p_actor text, p_requires text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.start_run_v1(p_tenant text, p_queue text, p_key text, p_name text, p_digest bytea, p_datums bigint, p_spec text, p_received text, p_egress text, p_layout text, p_tries integer, p_timeout_seconds double precision, p_priority smallint, p_actor text, p_requires text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.start_run_v1(p_tenant text, p_queue text, p_key text, p_name text, p_digest bytea, p_datums bigint, p_spec text, p_received text, p_egress text, p_layout text, p_tries integer, p_timeout_seconds double precision, p_priority smallint, p_actor text, p_requires text) TO helix_run;
+
 -- Name: FUNCTION start_series(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.start_series() FROM PUBLIC;
@@ -20082,6 +21005,14 @@ GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce 
 
 REVOKE ALL ON FUNCTION helix.step_position() FROM PUBLIC;
 
+-- Name: FUNCTION stop_leases(p_batch bigint[], p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.stop_leases(p_batch bigint[], p_actor text, p_detail text) FROM PUBLIC;
+
+-- Name: FUNCTION stored_at(p_tenant text, p_uri text, p_is_input boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.stored_at(p_tenant text, p_uri text, p_is_input boolean) FROM PUBLIC;
+
 -- Name: FUNCTION stream_groups_v1(p_seconds double precision, p_every_tenant boolean, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.stream_groups_v1(p_seconds double precision, p_every_tenant boolean, p_limit integer) FROM PUBLIC;
@@ -20101,9 +21032,9 @@ GRANT ALL ON FUNCTION helix.submit_from_v1(p_tenant text, p_queue text, p_actor 
 GRANT ALL ON FUNCTION helix.submit_from_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_kind text[], p_name text[], p_id text[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_submit;
 GRANT ALL ON FUNCTION helix.submit_from_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_kind text[], p_name text[], p_id text[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_intake;
 
--- Name: FUNCTION submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[], p_key bytea[], p_reused integer[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[], p_key bytea[], p_reused integer[], p_run bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[], p_key bytea[], p_reused integer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[], p_key bytea[], p_reused integer[], p_run bigint) FROM PUBLIC;
 
 -- Name: FUNCTION submit_one(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_priority smallint); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -20129,6 +21060,14 @@ REVOKE ALL ON FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) FROM
 GRANT ALL ON FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) TO helix_work;
 GRANT ALL ON FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) TO helix_operate;
+
+-- Name: FUNCTION sweep_from_start(p_tenant text, p_run bigint, p_state text, p_from text[], p_repeat text[], p_actor text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.sweep_from_start(p_tenant text, p_run bigint, p_state text, p_from text[], p_repeat text[], p_actor text, p_reason text) FROM PUBLIC;
+
+-- Name: FUNCTION sweep_run(p_run bigint, p_limit integer, p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.sweep_run(p_run bigint, p_limit integer, p_actor text) FROM PUBLIC;
 
 -- Name: FUNCTION take_devices(p_class helix.requirement_class, p_devices helix.device[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -20576,6 +21515,11 @@ GRANT SELECT(content) ON TABLE helix.work TO helix_operator;
 GRANT SELECT(allocated) ON TABLE helix.work TO helix_reader;
 GRANT SELECT(allocated) ON TABLE helix.work TO helix_operator;
 
+-- Name: COLUMN work.run; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(run) ON TABLE helix.work TO helix_reader;
+GRANT SELECT(run) ON TABLE helix.work TO helix_operator;
+
 -- Name: TABLE overview; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.overview TO helix_engine;
@@ -20626,6 +21570,24 @@ GRANT SELECT ON TABLE helix.role_tenant TO helix_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.rollup TO helix_engine;
 GRANT SELECT ON TABLE helix.rollup TO helix_reader;
 GRANT SELECT ON TABLE helix.rollup TO helix_operator;
+
+-- Name: TABLE run; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.run TO helix_engine;
+GRANT SELECT ON TABLE helix.run TO helix_reader;
+GRANT SELECT ON TABLE helix.run TO helix_operator;
+
+-- Name: TABLE run_change; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.run_change TO helix_engine;
+GRANT SELECT ON TABLE helix.run_change TO helix_reader;
+GRANT SELECT ON TABLE helix.run_change TO helix_operator;
+
+-- Name: TABLE run_count; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.run_count TO helix_engine;
+GRANT SELECT ON TABLE helix.run_count TO helix_reader;
+GRANT SELECT ON TABLE helix.run_count TO helix_operator;
 
 -- Name: TABLE seal; Type: ACL; Schema: helix; Owner: helix_owner
 

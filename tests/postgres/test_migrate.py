@@ -25,6 +25,7 @@ from tests.support.schema_dump import dump_schema
 ROLES = (
     *("helix_owner", "helix_engine", "helix_reader"),
     *("helix_submit", "helix_work", "helix_read", "helix_payloads", "helix_operate", "helix_admin"),
+    "helix_run",
     *("helix_intake", "helix_webhook", "helix_delegate", "helix_operator"),
 )
 

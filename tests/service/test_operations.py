@@ -30,6 +30,7 @@ from helixqueue.operations import (
     outputs,
     overview,
     queues,
+    runs,
     seals,
     tokens,
     workers,
@@ -47,9 +48,13 @@ from helixqueue.webhook import operations as webhooks
 from tests.support.lab import POOLED, Lab, wait_until
 from tests.support.letters import write_letters
 from tests.support.outputs import publish_output
+from tests.support.runs import allow, datum
 from tests.support.service import DOCUMENT, PROBLEM_PREFIX
 
 REASON = {"reason": "the table test"}
+RUN = {
+    "key": "k", "name": "words", "digest": "0" * 64, "datums": 0, "spec": '{"a":1}', "queue": "q",
+}  # fmt: skip
 RESOLUTION = {**REASON, "applied": True, "effect": "re_1", "result": {"id": "re_1"}}
 OPERATIONS = {
     operation.name: operation
@@ -62,6 +67,7 @@ OPERATIONS = {
         identities,
         letters,
         outputs,
+        runs,
         intakes,
         duties,
         checks,
@@ -123,6 +129,16 @@ TABLE = {
     "list_findings": Case("read", 200),
     "list_manifests": Case("read", 200),
     "list_outputs": Case("read", 200),
+    "list_runs": Case("read", 200),
+    "show_run": Case("read", 200),
+    "list_datums": Case("read", 200),
+    "list_run_outputs": Case("read", 200),
+    "show_run_text": Case("work", 200),
+    "list_roots": Case("run", 200),
+    "start_run": Case("run", 403, RUN),
+    "append_run": Case("run", 403, {"first": 1, "datums": [datum("b")]}),
+    "cancel_run": Case("operate", 403, REASON),
+    "retry_run": Case("operate", 403, REASON),
     "list_letters": Case("read", 200),
     "show_letter": Case("read", 404),
     "redrive_letter": Case("operate", 404, REASON),
@@ -197,6 +213,14 @@ def subject(site, database, lab, request):  # noqa: C901 - one branch per kind o
         body = {"ledger": lab.q, "after": event.after, "to": event.position}
     if operation in {outputs.list_outputs, outputs.list_manifests}:
         names["batch_id"] = str(publish_output(lab, lab.q))
+    if operation.name in {item.name for item in operations_of(runs)} and "{run}" in operation.path:
+        allow(database, "memory://lab")
+        with HelixClient(site.url, token=site.token()) as helix:
+            count = 1 if operation is runs.retry_run else 2
+            begun = helix.start_run(**RUN | {"key": lab.q, "queue": lab.q, "datums": count})
+            helix.append_run(begun.name, first=0, datums=[datum("a")])
+        names["run"] = str(begun.run)
+        lab.fail(*lab.claim(1), failure="Torn", detail="half a file", permanent=True)
     if operation is overview.search:
         query = {"text": "S-1"}
     if operation in {overview.list_waiting, overview.prove_batch}:
@@ -208,6 +232,7 @@ def subject(site, database, lab, request):  # noqa: C901 - one branch per kind o
         lab.queue()
     body = {member: body[member] for member in body if member in operation.parameters}
     body = body if "{feed}" in operation.path or "batch_ids" in body else {}
+    body = {"queue": lab.q} if operation is runs.start_run else body
     if "fence" in operation.name:
         row = resolved_fence(site, database, lab.q)
         if "{fence}" in operation.path:

@@ -25,6 +25,7 @@ from tests.support.lab import POOLED, Lab, time_control
 from tests.support.letters import write_letters
 from tests.support.outputs import publish_output
 from tests.support.recorder import Recorder
+from tests.support.runs import allow, datum
 from tests.support.service import Site, serving, settings_for
 from tests.support.webhooks import signed_headers
 
@@ -76,11 +77,33 @@ def test_committed_examples_are_what_the_service_answers(record, lab):
     batch = publish_output(lab, "align", "lab")
     record("list_manifests", batch=str(batch))
     record("list_outputs", batch_id=str(batch))
+    record_runs(record, lab)
     recorded = record.examples()
     if os.environ.get("HELIX_EXAMPLES") == "write":
         text = json.dumps(recorded, indent=1, ensure_ascii=False)
         RECORDED.write_text(text + "\n", encoding="utf-8")
     assert json.loads(RECORDED.read_text(encoding="utf-8")) == recorded, "run `make examples`"
+
+
+def record_runs(record, lab):
+    """A run of two datums, of which one fails."""
+    lab.queue("words", "lab", backoff_seconds=0)
+    allow(lab.database, "memory://lab", "lab")
+    record("list_roots")
+    begun = record(
+        "start_run", key="books-2026-11-19", name="words", digest="0" * 64, datums=2, queue="words",
+        spec='{"transform":{"cmd":["wc"]}}', egress="memory://lab/words", tries=1,
+    )  # fmt: skip
+    run = {"run": begun["name"]}
+    record("append_run", **run, first=0, datums=[datum("a.txt"), datum("b.txt")])
+    with Lab(lab.database, q="words") as worker:
+        [lease] = worker.claim(tenant="lab")
+        worker.fail(lease, failure="exit 1", detail="wc: invalid option")
+    record("show_run_text", run=str(begun["run"]))
+    for name in ("list_runs", "show_run", "list_datums", "list_run_outputs"):
+        record(name, **(run if name != "list_runs" else {}))
+    record("retry_run", **run, reason="fixed the option")
+    record("cancel_run", **run, reason="wrong input")
 
 
 def claim(record, n, **options):

@@ -106,7 +106,7 @@ FORGERIES = {
         "update helix.batch set actor = 'eve' where id = {COMPLETED}",
     ),
     "a batch was moved into a run": (
-        SEAL | {"sealed_request_changed"},
+        {"options_edited"},
         "update helix.batch set run = 7 where id = {COMPLETED}",
     ),
     "the start time of a submission was edited": (

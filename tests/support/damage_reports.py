@@ -99,6 +99,21 @@ REPORTS = {
         {"output_name_unbound"},
         "update helix.output_name set batch = batch + 1",
     ),
+    "a run was added": (
+        {"setting_edited"},
+        """insert into helix.run (id, queue, datums, tries, priority, tenant, name, key, digest,
+                                  egress, destination, received, spec, actor)
+           select 7, min(q.id), 0, 1, 5, 'a', 'forged', 'k', sha256('x'), '', '', '{}', '{}', 'x'
+           from helix.queue q""",
+    ),
+    "a count of a run was edited": (
+        {"run_count_wrong"},
+        "insert into helix.run_count (run, queue, what, value) values (7, 1, 'FAILED', 3)",
+    ),
+    "a change of a count of a run was forged": (
+        {"run_count_wrong"},
+        "insert into helix.run_change (run, queue, what, value) values (7, 1, 'FAILED', 3)",
+    ),
     "a root of outputs was added": (
         {"setting_edited"},
         "insert into helix.output_root (tenant, uri, created_by) values ('a', 's3://forged', 'x')",

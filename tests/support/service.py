@@ -21,7 +21,7 @@ from helixqueue.service.run import config_of
 from tests.support.lab import POOLED, Lab, wait_until
 
 PROBLEM_PREFIX = "urn:helixqueue:problem:"
-ALL = ("submit", "work", "read", "payloads", "operate", "admin", "seal")
+ALL = ("submit", "work", "read", "payloads", "operate", "admin", "run", "seal")
 # Shared: loading the certificates for each client took most of a test's time.
 TLS = ssl.create_default_context()
 _numbers = itertools.count(1)

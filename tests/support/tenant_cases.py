@@ -31,6 +31,7 @@ class Loot:
     event: tuple[int, int]  # the position of the feed's next event
     manifest: uuid.UUID  # sealed
     published: uuid.UUID  # its batch
+    runs: list[tuple[int, str]]  # id and name: one that expands, one without datums
 
 
 def deliver_for_b(b):
@@ -132,6 +133,21 @@ def page(lease, files=None):
     }  # fmt: skip
 
 
+def run_of_b(key, datums):
+    return {
+        "tenant": "b", "queue": f"{WORD}-runs", "key": key, "name": "run", "digest": b"d" * 32,
+        "datums": datums, "spec": f'{{"of":"{WORD}"}}', "received": "{}", "egress": "",
+        "layout": "names", "tries": 1, "timeout_seconds": None, "priority": 5, "actor": WORD,
+    }  # fmt: skip
+
+
+def datum_of_b(run, name, first):
+    return {
+        "tenant": "b", "run": run, "first": first, "identity": [f"{name}\x1f{WORD}-{first}"],
+        "payload": ['{"inputs":[]}'], "raw": None, "actor": WORD,
+    }  # fmt: skip
+
+
 def tenants_at_work(database):
     """Tenants a and b at work in queues of the same name; b in every state and every table."""
     with (
@@ -155,6 +171,11 @@ def tenants_at_work(database):
         ids, held = batches_of_b(b, op)
         [(sealed, published)] = b.call("take_outputs_v1", "manifest, batch_id", limit=1)
         b.call("end_outputs_v1", manifest=sealed, outcome="sealed", files=1)
+        b.queue("b", f"{WORD}-runs")
+        b.call("start_run_v1", **run_of_b(f"{WORD}-1", 2))
+        b.call("start_run_v1", **run_of_b(f"{WORD}-2", 0))
+        [(run, name)] = database.rows("select id, name from helix.run where datums > 0")
+        b.call("append_run_v1", **datum_of_b(run, name, 0))
         fences = fence_every_way(b, "b", WORD)
         b.call(
             "declare_ledger_v1", tenant="b", ledger="shared", actor=WORD, machine='{"A": []}',
@@ -195,7 +216,8 @@ def tenants_at_work(database):
     )
     [event] = database.rows("select feed_position, id from helix.ledger_event where tenant = 'b'")
     keys = [key for (key,) in keys]
-    return Loot(ids, keys, held, request, fences, numbers, event, sealed, published)
+    runs = database.rows("select id, name from helix.run order by key")
+    return Loot(ids, keys, held, request, fences, numbers, event, sealed, published, runs)
 
 
 # Each function that reads, asked for what is b's, and for everything.
@@ -281,6 +303,14 @@ READS = {
     ],
     "read_manifests_v1": lambda loot: [{"ids": loot.ids}, {"ids": None, "tenant": "b"}],
     "read_outputs_v1": lambda loot: [{"id": loot.published}],
+    "read_runs_v1": lambda loot: [
+        {"tenant": "b", "specs": True},
+        {"run": str(loot.runs[0][0]), "specs": True},
+    ],
+    "read_run_text_v1": lambda loot: [{"run": loot.runs[0][0]}],
+    "read_run_datums_v1": lambda loot: [{"run": loot.runs[0][0]}],
+    "read_run_outputs_v1": lambda loot: [{"run": loot.runs[0][0]}],
+    "read_run_roots_v1": lambda _: [{"tenant": "b"}],
     "read_refusals_v1": lambda _: [{"tenant": "b", "queue": None}],
     "read_waiting_v1": lambda _: [{"tenant": "b", "queue": "shared"}],
     "read_proof_v1": lambda loot: [{"id": item} for item in loot.ids],
@@ -487,6 +517,14 @@ CASES = {
     "count_stream_v1": lambda _: group("b") | {"deliveries": 9},
     "look_stream_v1": lambda _: group("b") | {"seconds": 0, "figures": '{"lag": 9}'},
     "stream_groups_v1": lambda _: {"seconds": 0},
+    "start_run_v1": lambda _: run_of_b("eve", 1),
+    "append_run_v1": lambda loot: datum_of_b(*loot.runs[0], 1),
+    "cancel_run_v1": lambda loot: {
+        "tenant": "b", "run": loot.runs[0][0], "actor": "eve", "reason": "x",
+    },
+    "retry_run_v1": lambda loot: {
+        "tenant": "b", "run": loot.runs[1][0], "actor": "eve", "reason": "x",
+    },
     "open_outputs_v1": lambda loot: {"worker": f"{WORD}-worker", **token(loot.held[1])},
     "register_outputs_v1": lambda loot: page(loot.held[0]),
     "take_outputs_v1": lambda loot: {"limit": 10, "manifest": [loot.manifest]},

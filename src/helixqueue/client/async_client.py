@@ -11,6 +11,7 @@ from helixqueue.operations import intakes as intake_operations
 from helixqueue.operations import letters as letter_operations
 from helixqueue.operations import outputs as output_operations
 from helixqueue.operations import queues as queue_operations
+from helixqueue.operations import runs as run_operations
 from helixqueue.operations import seals as seal_operations
 from helixqueue.operations.instructions import Instructions, run_instructions_async
 from helixqueue.records.submission import Submission
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from helixqueue.records.batch import ActionResult, EventRow
     from helixqueue.records.identity import RefusedIdentityRow
     from helixqueue.records.lease import LeaseRef, LeaseRow, Settlement, WriteResult
+    from helixqueue.records.run import RunDetail
     from helixqueue.records.submission import Accepted, Receipt, SubmitOptions, Submitted
     from helixqueue.states import State
     from helixqueue.worker.health import WorkSummary
@@ -193,6 +195,22 @@ class AsyncClient(Generic[W]):
     manifests = async_rows(output_operations.list_manifests)
     outputs = async_rows(output_operations.list_outputs)
     seals = async_rows(seal_operations.list_seals)
+    runs = async_rows(run_operations.list_runs)
+    run = async_method(run_operations.show_run)
+    datums = async_rows(run_operations.list_datums)
+    run_outputs = async_rows(run_operations.list_run_outputs)
+    start_run = async_method(run_operations.start_run)
+    append_run = async_method(run_operations.append_run)
+    cancel_run = async_method(run_operations.cancel_run)
+    retry_run = async_method(run_operations.retry_run)
+
+    async def wait_run(
+        self,
+        run: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - as its twin has it
+    ) -> RunDetail:
+        """Wait until all batches of a run have ended and its output files have their names."""
+        return await self._do(run_operations.wait_run(self._operations, run, timeout))
 
     async def discard(self, letter_numbers: Sequence[int], *, reason: str) -> dict[int, str]:
         """Discard dead letters: their bytes are deleted, the record stays."""

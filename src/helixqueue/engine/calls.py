@@ -168,10 +168,10 @@ def _read_claimed(settle: Sequence[Settlement], rows: list[Row]) -> ClaimResult:
     }
     devices = tuple(header.get("devices") or ())
     leases = []
-    for batch, queue, attempt, key, identity, revision, payload in rows[1:]:
+    for batch, queue, attempt, key, identity, revision, payload, run in rows[1:]:
         tenant, name, lease_seconds, deadline = queues[queue]
         row = (batch, token, key, tenant, name, identity, revision, payload, attempt, state)
-        leases.append(LeaseRow(*row, deadline, lease_seconds, devices=devices))
+        leases.append(LeaseRow(*row, deadline, lease_seconds, devices=devices, run=run))
     hints = tuple(starmap(Hint, header["hints"]))
     return ClaimResult(tuple(leases), settled, hints, header["more"], former)
 

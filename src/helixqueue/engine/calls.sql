@@ -24,7 +24,7 @@ select helix.note_refused_v1(%s::text, %s::text, %s::text, %s::bytea[], %s::text
 
 -- name: claim
 -- Settle, reap, claim and start in one commit.
-select batch, queue, attempt, key, identity, revision, payload
+select batch, queue, attempt, key, identity, revision, payload, run
 from helix.claim_v1(%s::text, %s::uuid, %s::text[], %s::int, %s::jsonb, %s::boolean, %s::real,
                     %s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::int[], %s::bigint[],
                     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bool[],

@@ -130,10 +130,21 @@ def outputs(*, batch_id: UUID, after: str = "", limit: int = 50) -> Call[Page[Ou
 
 
 def set_root(
-    *, tenant: str, uri: str, reason: str, removed: bool = False, actor: str | None = None
+    *,
+    tenant: str,
+    uri: str,
+    reason: str,
+    removed: bool = False,
+    stored_at: str | None = None,
+    is_input: bool = False,
+    actor: str | None = None,
 ) -> Call[bool]:
-    """Add a root of output files, or remove it; false if nothing changed."""
-    return Call(_SQL["set_root"], (tenant, uri, actor, reason, removed), lambda rows: rows[0][0])
+    """Add or change a root of output files, or remove it; false if nothing changed.
+
+    Runs find what they name below `uri` at `stored_at`; they only read below a root `is_input`.
+    """
+    args = (tenant, uri, actor, reason, removed, stored_at, is_input)
+    return Call(_SQL["set_root"], args, lambda rows: rows[0][0])
 
 
 def _read_answer(rows: list[Row]) -> OutputAnswer:

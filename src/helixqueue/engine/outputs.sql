@@ -39,4 +39,4 @@ from helix.read_manifests_v1(%s::uuid[], %s::text, %s::text, %s::text, %s::times
 select o.path, o.uri, o.size, o.sha256 from helix.read_outputs_v1(%s::uuid, %s::text, %s::int) o;
 
 -- name: set_root
-select helix.set_output_root_v1(%s::text, %s::text, %s::text, %s::text, %s::boolean);
+select helix.set_output_root_v1(%s::text, %s::text, %s::text, %s::text, %s::boolean, %s::text, %s::boolean);

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SQL = sql_texts("helixqueue.engine", "tokens.sql")
 
-Scope = Literal["submit", "work", "read", "payloads", "operate", "admin", "metrics", "seal"]
+Scope = Literal["submit", "work", "read", "payloads", "operate", "admin", "run", "metrics", "seal"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 METRICS_SCOPE: Final = "metrics"  # figures of all tenants
 OPERATOR_SCOPES: Final = (METRICS_SCOPE, "seal")  # about all tenants: only operators grant them

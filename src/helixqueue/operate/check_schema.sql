@@ -161,7 +161,7 @@ where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p', 'v', 'S
 select r.rolname as role, r.rolcanlogin as login, r.rolsuper as superuser, r.rolbypassrls as bypass
 from pg_roles r
 where r.rolname in ('helix_owner', 'helix_engine', 'helix_reader', 'helix_submit', 'helix_work', 'helix_read',
-                    'helix_payloads', 'helix_operate', 'helix_admin', 'helix_intake', 'helix_webhook', 'helix_delegate',
+                    'helix_payloads', 'helix_operate', 'helix_admin', 'helix_run', 'helix_intake', 'helix_webhook', 'helix_delegate',
                     'helix_operator')
   and (r.rolcanlogin or r.rolsuper or r.rolbypassrls);
 

@@ -40,7 +40,7 @@ from pg_roles r where r.rolname = session_user;
 -- name: grants
 select array(select p.rolname::text
              from unnest(array['helix_submit', 'helix_work', 'helix_read', 'helix_payloads', 'helix_operate',
-                               'helix_admin', 'helix_intake', 'helix_webhook', 'helix_delegate',
+                               'helix_admin', 'helix_run', 'helix_intake', 'helix_webhook', 'helix_delegate',
                                'helix_operator']) with ordinality
                as known (name, place)
              join pg_roles p on p.rolname = known.name and pg_has_role(session_user, p.oid, 'usage')

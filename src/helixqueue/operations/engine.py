@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 __all__ = [
     "calls", "check_runs", "duties", "fences", "identities", "ledgers", "letters", "metrics",
-    "outputs", "overview", "reads", "seals", "service_calls", "tokens", "webhooks",
+    "outputs", "overview", "reads", "runs", "seals", "service_calls", "tokens", "webhooks",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         outputs,
         overview,
         reads,
+        runs,
         seals,
         service_calls,
         tokens,

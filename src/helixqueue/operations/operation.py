@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Scope = Literal["any", "read", "submit", "work", "operate", "payloads", "admin", "seal"]
+Scope = Literal["any", "read", "submit", "work", "operate", "payloads", "admin", "seal", "run"]
 # The default of a setting that stays as it is unless it is named.
 UNCHANGED: Final = inspect.Parameter.empty
 

@@ -26,12 +26,12 @@ TokenName = Annotated[
         "Name of the token, also in the ledger.", "uploader", pattern=NAME_PATTERN, metavar="NAME"
     ),
 ]
-Scope = Literal["submit", "work", "read", "payloads", "operate", "admin", "metrics", "seal"]
+Scope = Literal["submit", "work", "read", "payloads", "operate", "admin", "run", "metrics", "seal"]
 Scopes = Annotated[
     list[Scope],
     Param(
-        "submit, work, read, payloads, operate, admin, metrics or seal; repeat for several.",
-        length=8, option="--scope", metavar="SCOPE",
+        "submit, work, read, payloads, operate, admin, run, metrics or seal; repeat for several.",
+        length=9, option="--scope", metavar="SCOPE",
     ),
 ]  # fmt: skip
 PersonName = Annotated[
@@ -39,10 +39,10 @@ PersonName = Annotated[
     Param("Name of the person, recorded with every action.", "ada", pattern=NAME_PATTERN),
 ]
 LinkScopes = Annotated[
-    list[Literal["submit", "work", "read", "payloads", "operate", "admin", "seal"]],
+    list[Literal["submit", "work", "read", "payloads", "operate", "admin", "run", "seal"]],
     Param(
-        "submit, work, read, payloads, operate, admin or seal; all but seal unless given.",
-        length=7, option="--scope", metavar="SCOPE",
+        "submit, work, read, payloads, operate, admin, run or seal; all but seal unless given.",
+        length=8, option="--scope", metavar="SCOPE",
     ),
 ]  # fmt: skip
 Queues = Annotated[

@@ -87,6 +87,7 @@ class LeaseRow(NamedTuple):
     # from a parent worker process).
     shares_nonce: bool = True
     devices: tuple[str, ...] = ()  # UUIDs of the GPUs that it holds
+    run: int | None = None  # the id of the run that the batch belongs to
 
     @property
     def batch_id(self) -> UUID:

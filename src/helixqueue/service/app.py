@@ -28,6 +28,7 @@ from helixqueue.operations import (
     outputs,
     overview,
     queues,
+    runs,
     seals,
     workers,
 )
@@ -65,7 +66,7 @@ ROUTERS = (
     batches.routes, leases.routes, routes_of(batch_actions, "batch actions"),
     routes_of(batch_reads, "batches"), routes_of(overview), routes_of(queues), routes_of(workers),
     changes.routes, routes_of(identities), routes_of(fences, "fences"), routes_of(letters),
-    routes_of(outputs),
+    routes_of(outputs), routes_of(runs),
     routes_of(intakes), routes_of(duties),
     ledgers.routes, routes_of(ledger_operations), routes_of(feeds), checks.routes,
     routes_of(check_operations), routes_of(seals),

@@ -54,6 +54,7 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "no-such-worker": (404, "The tenant has no such worker", "list the workers"),
     "no-such-letter": (404, "The tenant has no such dead letter", "check its number"),
     "no-such-outputs": (404, "The batch has no published files", "see its manifests"),
+    "no-such-run": (404, "The tenant has no such run", "GET /v1/runs lists them"),
     "no-such-seal": (404, "The service has made no such seal", "GET /v1/seals lists them"),
     "no-such-webhook": (404, "The tenant has no such source", "list them: helixq webhook list"),
     "no-such-ledger": (
@@ -143,6 +144,7 @@ DEFAULTS: Final[dict[str, tuple[str, str]]] = {
     "superseded": ("the newest version", "an older version"),
     "delivery-in-progress": ("one delivery of an event at a time", "one more"),
     "no-such-outputs": ("a batch with published files", "one without"),
+    "no-such-run": ("a run of the tenant", "an unknown name"),
     "no-such-seal": ("a seal of the service", "an unknown number"),
     "no-such-ledger": ("a ledger of the tenant", "an unknown name"),
     "no-such-entity": ("an entity with events", "an unknown entity"),

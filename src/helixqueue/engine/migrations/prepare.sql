@@ -17,7 +17,7 @@ do $$
 declare
   -- As in engine/sql/10_roles.sql.
   c_roles constant name[] := '{helix_owner,helix_engine,helix_reader,helix_submit,helix_work,helix_read,'
-                             'helix_payloads,helix_operate,helix_admin,helix_intake,helix_webhook,helix_delegate,'
+                             'helix_payloads,helix_operate,helix_admin,helix_run,helix_intake,helix_webhook,helix_delegate,'
                              'helix_operator}';
   v_number integer := current_setting('server_version_num')::integer;
   v_me     pg_roles;

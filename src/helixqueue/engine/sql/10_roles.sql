@@ -21,6 +21,7 @@ begin
       ('helix_payloads'),
       ('helix_operate'),
       ('helix_admin'),
+      ('helix_run'),
       -- Granted to the login of an intake: it submits messages and writes dead letters, nothing else.
       ('helix_intake'),
       -- Granted to the login that receives webhooks: it reads the secrets of their sources.

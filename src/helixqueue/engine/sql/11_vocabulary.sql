@@ -30,7 +30,8 @@ create type helix.reason as enum (
 create type helix.cause as enum (
   'delay',   -- run_at is in the future, or the back-off after a failed attempt has not passed
   'limit',   -- its limit key has as many live leases as the queue allows
-  'paused'   -- its queue is paused
+  'paused',  -- its queue is paused
+  'held'     -- its run was stopped before it began; a retry of the run continues
 );
 
 -- Rules of single values that will never change. They are domains and not CHECK constraints because

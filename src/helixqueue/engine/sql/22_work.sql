@@ -38,7 +38,8 @@ create table helix.work (
   expires_at    timestamptz,           -- not started before this time, it is cancelled
   limit_key     text,
   content       bytea,                 -- SHA-256 of the texts of the last step (helix.result), if any
-  allocated     bigint                 -- number of the last lease that held something of a host (23_device.sql)
+  allocated     bigint,                -- number of the last lease that held something of a host (23_device.sql)
+  run           bigint                 -- of its batch
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
         autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.05,
         -- A vacuum that leaves the dead index entries of claimed batches makes the next claim slow.

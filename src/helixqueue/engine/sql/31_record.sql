@@ -32,6 +32,7 @@ begin
          is not distinct from
          (old.before, old.version_before, old.came_from, old.number, old.nonce, old.epoch,
           old.lease_seconds, old.content, old.expires_at, old.allocated)
+     and new.run is not distinct from old.run
      -- Erasing empties the limit key of a finished batch.
      and (new.limit_key is not distinct from old.limit_key
           or new.limit_key is null and new.state in ('COMPLETED', 'FAILED', 'CANCELLED'))
@@ -203,10 +204,12 @@ declare
   v_ended   boolean;
   v_limited boolean;
   v_allocated boolean;  -- some lease held something of a host
+  v_of_run  boolean;
 begin
   select count(*), bool_or(n.state in ('COMPLETED', 'FAILED', 'CANCELLED')),
-         bool_or(n.limit_key is not null), bool_or(n.allocated = n.number)
-  into v_steps, v_ended, v_limited, v_allocated from arrived n where n.step;
+         bool_or(n.limit_key is not null), bool_or(n.allocated = n.number),
+         bool_or(n.run is not null)
+  into v_steps, v_ended, v_limited, v_allocated, v_of_run from arrived n where n.step;
   if v_steps = 0 then
     return null;
   end if;
@@ -280,6 +283,15 @@ begin
     perform helix.end_allocations(array(
       select n.batch from arrived n
       where n.step and n.allocated = n.number and n.state not in ('ASSIGNED', 'RUNNING')));
+  end if;
+  if v_of_run then
+    insert into helix.run_change (run, queue, what, value)
+    select c.run, c.queue, c.what, sum(c.value)
+    from (select n.run, n.queue, n.state::text as what, 1 as value from arrived n
+          where n.step and n.run is not null
+          union all
+          select n.run, n.queue, n.came_from::text, -1 from arrived n where n.step and n.run is not null) c
+    group by c.run, c.queue, c.what;
   end if;
   return null;
 end

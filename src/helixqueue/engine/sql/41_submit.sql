@@ -167,7 +167,8 @@ create function helix.submit_many(
   p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamptz[],
   p_expires_at timestamptz[], p_limit_key text[], p_requires text[],
   p_key bytea[] default null,      -- by place: keys that the caller has derived (45_source.sql)
-  p_reused integer[] default '{}'  -- places that are refused because of their source
+  p_reused integer[] default '{}', -- places that are refused because of their source
+  p_run bigint default null        -- the run that the batches belong to (64_run.sql)
 ) returns setof helix.submitted
 language plpgsql
 -- The planner takes an array for ten rows and would join a thousand with each other one by one.
@@ -250,13 +251,13 @@ begin
     v_id := array(select nextval('helix.batch_id') from generate_series(1, cardinality(p_payload)));
     v_place := helix.insert_batches(
       v_queue, v_secret, p_actor, v_now, v_key, v_id, v_print, p_identity, p_payload, p_raw, p_revision,
-      p_priority, p_run_at, p_expires_at, p_limit_key, v_class);
+      p_priority, p_run_at, p_expires_at, p_limit_key, v_class, p_run);
   end if;
 
   if v_place is not null then
     perform helix.insert_work(v_queue, p_actor, v_now, v_place, v_id, coalesce(v_lane, array[v_usual]),
                               coalesce(v_turn, array[v_after]), p_payload, p_run_at, p_expires_at,
-                              p_limit_key);
+                              p_limit_key, p_run);
     -- By this record `check` knows an identity that was removed from one that never was.
     insert into helix.decision (tenant, queue, kind, batch, actor)
     select p_tenant, p_queue, 'unnamed', v_id[n.place], p_actor
@@ -288,7 +289,7 @@ create function helix.insert_batches(
   p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamptz, p_key bytea[], p_id bigint[],
   p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[],
   p_priority smallint[], p_run_at timestamptz[], p_expires_at timestamptz[], p_limit_key text[],
-  p_class integer[]
+  p_class integer[], p_run bigint
 ) returns integer[]
 language plpgsql as $$
 declare
@@ -307,24 +308,24 @@ begin
   begin
     insert into helix.batch (id, created_at, run_at, expires_at, queue, class, secret, priority, key,
                              fingerprint, actor, revision, identity, raw, limit_key, limit_print,
-                             payload)
+                             payload, run)
     select p_id[n], p_now, p_run_at[n], p_expires_at[n], p_queue.id, coalesce(p_class[n], p_queue.class),
            p_secret.id, coalesce(p_priority[n], 5), p_key[n], p_print[n], p_actor,
            coalesce(p_revision[n], ''), p_identity[n], nullif(p_raw[n], p_identity[n]), p_limit_key[n],
            case when p_limit_key[n] is not null then helix.fingerprint(p_secret, p_limit_key[n]) end,
-           p_payload[n]::json
+           p_payload[n]::json, p_run
     from unnest(v_first) n;
     return array(select n from unnest(v_first) n order by n);
   exception when unique_violation then
     with won as (
       insert into helix.batch as b (id, created_at, run_at, expires_at, queue, class, secret, priority, key,
                                     fingerprint, actor, revision, identity, raw, limit_key, limit_print,
-                                    payload)
+                                    payload, run)
       select p_id[n], p_now, p_run_at[n], p_expires_at[n], p_queue.id, coalesce(p_class[n], p_queue.class),
              p_secret.id, coalesce(p_priority[n], 5), p_key[n], p_print[n], p_actor,
              coalesce(p_revision[n], ''), p_identity[n], nullif(p_raw[n], p_identity[n]), p_limit_key[n],
              case when p_limit_key[n] is not null then helix.fingerprint(p_secret, p_limit_key[n]) end,
-             p_payload[n]::json
+             p_payload[n]::json, p_run
       from unnest(v_first) n
       on conflict do nothing
       returning b.id
@@ -342,7 +343,7 @@ create function helix.insert_work(
   p_queue helix.queue, p_actor text, p_now timestamptz, p_place integer[], p_id bigint[],
   p_lane integer[],   -- by place, or one for all
   p_turn bigint[],    -- likewise
-  p_payload text[], p_run_at timestamptz[], p_expires_at timestamptz[], p_limit_key text[]
+  p_payload text[], p_run_at timestamptz[], p_expires_at timestamptz[], p_limit_key text[], p_run bigint
 ) returns void
 language plpgsql as $$
 declare
@@ -350,19 +351,19 @@ declare
 begin
   if cardinality(p_lane) = 1 and p_run_at is null then
     insert into helix.work (batch, turn, entry, expires_at, changed_at, queue, lane, bytes, version, state,
-                            reason, cause, attempt, pending, step, actor, limit_key)
+                            reason, cause, attempt, pending, step, actor, limit_key, run)
     select p_id[n.place], p_turn[1] + n.nth, v_entry, p_expires_at[n.place], p_now, p_queue.id, p_lane[1],
            octet_length(p_payload[n.place]), 1, 'PENDING', 'submitted',
            case when p_queue.paused then 'paused' end::helix.cause, 0,
-           not p_queue.paused, true, p_actor, p_limit_key[n.place]
+           not p_queue.paused, true, p_actor, p_limit_key[n.place], p_run
     from unnest(p_place) with ordinality as n (place, nth);
   else
     insert into helix.work (batch, turn, entry, due, expires_at, changed_at, queue, lane, bytes, version,
-                            state, reason, cause, attempt, pending, step, actor, limit_key)
+                            state, reason, cause, attempt, pending, step, actor, limit_key, run)
     select p_id[n.place], n.turn + row_number() over (partition by n.lane, n.cause order by n.place),
            v_entry, n.due, p_expires_at[n.place], p_now, p_queue.id, n.lane,
            octet_length(p_payload[n.place]), 1, 'PENDING', 'submitted',
-           n.cause, 0, n.cause is null, true, p_actor, p_limit_key[n.place]
+           n.cause, 0, n.cause is null, true, p_actor, p_limit_key[n.place], p_run
     from (select u.place, p_lane[least(u.place, cardinality(p_lane))] as lane,
                  p_turn[least(u.place, cardinality(p_turn))] as turn,
                  case when p_run_at[u.place] > p_now then p_run_at[u.place] end as due,

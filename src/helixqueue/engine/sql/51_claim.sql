@@ -10,7 +10,8 @@ create type helix.lease as (
   key      helix.key,
   identity helix.identity_text,
   revision helix.revision_text,
-  payload  text
+  payload  text,
+  run      bigint
 );
 
 -- The answers to settlements, for the header. A function of its own: with its query the header could not be
@@ -38,7 +39,7 @@ language sql stable as $$
     '{"settled":%s,"state":"%s","epoch":%s,"nonce":%s,"number":%s,"queues":{%s},"hints":[%s],"more":%s}',
     case when p_settled is null then 'null' else helix.settled_json(p_settled) end,
     p_state, coalesce(p_epoch, 0), coalesce(p_nonce, 0), coalesce(p_number, 0), p_queues, p_hints,
-    p_more::text))::helix.lease
+    p_more::text), null)::helix.lease
 $$;
 
 -- One queue of the header.
@@ -198,7 +199,7 @@ begin
       where w.ctid = u.tuple
       returning w.batch, w.queue, w.attempt
     )
-    select l.batch, l.queue, l.attempt, b.key, b.identity, b.revision, b.payload::text
+    select l.batch, l.queue, l.attempt, b.key, b.identity, b.revision, b.payload::text, b.run
     from leased l join helix.batch b on b.id = l.batch;
   if v_choice.stale then
     perform helix.note_served(v_choice.lane, v_choice.turn);
@@ -261,7 +262,7 @@ begin
                     join helix.queue q on q.id = d.queue), '', false), max(w.number), '[]') as header
           from helix.work w where w.batch = any (v_held)) h;
   return query
-    select w.batch, w.queue, w.attempt, b.key, b.identity, b.revision, b.payload::text
+    select w.batch, w.queue, w.attempt, b.key, b.identity, b.revision, b.payload::text, b.run
     from helix.work w join helix.batch b on b.id = w.batch
     where w.batch = any (v_held);
 end

@@ -83,7 +83,7 @@ begin
   from helix.batch b, helix.queue q
   where w.ctid = p_one.tuple and b.id = p_one.batch and q.id = p_one.queue
   returning w.batch, w.queue, w.attempt, b.key, b.identity, b.revision, b.payload::text as payload,
-            q.tenant, q.name
+            q.tenant, q.name, b.run
   into v_row;
   return array[
     helix.claim_header(
@@ -91,6 +91,6 @@ begin
       helix.queue_header(v_row.queue, v_row.tenant, v_row.name, v_seconds, v_deadline),
       format('[%s,%s,%s]', p_one.lane, p_one.turn, p_one.batch), false),
     row(v_row.batch, v_row.queue, v_row.attempt, v_row.key, v_row.identity, v_row.revision,
-        v_row.payload)::helix.lease];
+        v_row.payload, v_row.run)::helix.lease];
 end
 $$;

@@ -91,17 +91,18 @@ begin
            case when e.goes_to = 'FAILED' then null when d.delay > 0 then 'delay'
                 when q.paused then 'paused' end::helix.cause as cause,
            case when e.goes_to = 'PENDING' and d.delay > 0
-                then v_now + make_interval(secs => d.delay) end as due
+                then v_now + make_interval(secs => d.delay) end as due, w.run
     from unnest(p_batch) with ordinality as asked (batch, place)
     join helix.work w on w.batch = asked.batch
     join helix.queue q on q.id = w.queue
     join helix.lane l on l.id = w.lane
+    left join helix.run r on r.id = w.run
     cross join lateral (
       -- Cut to what a row may hold: the report of a failure must not itself fail.
       select left(p_failure[asked.place], 60) as failure, left(p_detail[asked.place], 16000) as detail,
              p_after[asked.place] as after, p_permanent[asked.place] as permanent) u
     cross join lateral (
-      select case when u.permanent or (p_reason <> 'released' and w.attempt >= q.max_attempts)
+      select case when u.permanent or (p_reason <> 'released' and w.attempt >= coalesce(r.tries, q.max_attempts))
                   then 'FAILED' else 'PENDING' end::helix.state as goes_to) e
     cross join lateral (
       -- Only a failure waits: a released or lost lease is no fault of the batch.
@@ -121,7 +122,7 @@ begin
         -- Work that was started once does not queue up again: the turn after the one being served.
         turn = case when e.goes_to = 'PENDING' then e.served + 1 else w.turn end
     from ending e where w.batch = e.batch
-    returning w.batch, w.version, w.queue, w.state, w.late, e.failure, e.detail
+    returning w.batch, w.version, w.queue, w.state, w.late, e.failure, e.detail, e.run
   ),
   said as (
     insert into helix.result (batch, version, queue, failure, detail)
@@ -139,6 +140,12 @@ begin
       select 'helix_attempt_failures_total', coalesce(d.failure, p_reason::text)
       where p_reason in ('failed', 'lost')) n
     group by q.tenant, n.name, q.name, n.label
+  ),
+  counted_of_run as (
+    insert into helix.run_change (run, queue, what, label, value)
+    select d.run, d.queue, 'failure', coalesce(d.failure, p_reason::text), count(*)
+    from ended d where d.run is not null and p_reason in ('failed', 'lost')
+    group by d.run, d.queue, 4
   )
   select d.batch, 'ok', null::text, d.state, d.late, false from ended d;
 end

@@ -4,10 +4,14 @@
 -- size and SHA-256 of each under its token. The settlement writes nothing here: a batch that is COMPLETED under the
 -- epoch and number of a manifest has granted it. 63_publish.sql then gives the files their final names.
 
--- Where operators allow outputs; the destination of a queue is a root or below one.
+-- Where operators allow outputs; the destination of a queue is a root or below one. Runs read their inputs below
+-- roots, and write below those that are not for inputs only.
 create table helix.output_root (
   tenant     helix.tenant_name not null,   -- `*`: every tenant
-  uri        text not null check (helix.is_destination(uri)),
+  uri        text not null check (helix.is_destination(regexp_replace(uri, '^gs://', 's3://'))),
+  stored_at  text check (helix.is_destination(stored_at)),  -- where runs find what they name below `uri`
+  is_input   boolean not null default false,                -- for inputs of runs only
+  check (uri !~ '^gs://' or stored_at is not null),
   created_at timestamptz not null default clock_timestamp(),
   created_by text not null,
   primary key (tenant, uri)
@@ -44,12 +48,14 @@ create table helix.manifest (
   sealed_at     timestamptz,
   ended_at      timestamptz,               -- lost, removing: since when
   problem       helix.long_text,           -- why it is blocked, or why the last task failed
+  run           bigint,                    -- of its batch; final names of a run have no folder
   hash          helix.sha256,              -- of a registered manifest and its files; see manifest_hash
   unique (batch, number, epoch)
 ) with (fillfactor = 70);
 create index manifest_due on helix.manifest (tenant, due_at) where due_at is not null;
 -- Lists, newest first.
 create index manifest_list on helix.manifest (tenant, opened_at, id);
+create index manifest_run on helix.manifest (run, state, id) where run is not null;
 
 -- The files of a registered manifest.
 create table helix.output (
@@ -69,7 +75,7 @@ language sql stable as $$
                                      p_manifest.attempt, p_manifest.tenant, p_manifest.queue, p_manifest.worker,
                                      p_manifest.destination, p_manifest.folder, p_manifest.files, p_manifest.bytes,
                                      extract(epoch from p_manifest.opened_at),
-                                     extract(epoch from p_manifest.registered_at)), 'UTF8')
+                                     extract(epoch from p_manifest.registered_at), p_manifest.run), 'UTF8')
                 || (select sha256(string_agg(sha256(int8send(o.size) || int4send(o.number) || o.sha256
                                                     || convert_to(o.tenant || '/' || o.path, 'UTF8')), ''::bytea
                                              order by o.path))
@@ -124,11 +130,11 @@ language sql stable as $$
   from helix.batch b join helix.queue q on q.id = b.queue where b.id = p_batch
 $$;
 
--- The final name of a file below its destination.
+-- The final name of a file below its destination. That of a run, which has no folder, is its path as it is.
 create function helix.output_name(p_folder text, p_path text) returns text
 language sql immutable parallel safe as $$
-  select p_folder || '/'
-         || case when p_path !~ '%|[^/]{50}' then p_path else (
+  select case when p_folder <> '' then p_folder || '/' else '' end
+         || case when p_folder = '' or p_path !~ '%|[^/]{50}' then p_path else (
               select string_agg(helix.output_part(s.part, '[%]'), '/' order by s.place)
               from string_to_table(p_path, '/') with ordinality as s (part, place)) end
 $$;
@@ -139,29 +145,38 @@ language sql immutable parallel safe as $$
   select sha256(convert_to(p_destination || '/' || p_name, 'UTF8'))
 $$;
 
--- Adds a root, or removes it: null if it was there, or was not.
+-- Adds a root or changes it, or removes it: false if it was so already.
 create function helix.set_output_root_v1(
-  p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean default false
+  p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean default false,
+  p_stored_at text default null, p_is_input boolean default false
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform helix.enter();
-  if not helix.is_destination(p_uri) then
+  if not helix.is_destination(regexp_replace(p_uri, '^gs://', 's3://'))
+     or not helix.is_destination(p_stored_at) or p_uri ~ '^gs://' and p_stored_at is null and not p_removed
+  then
     raise exception using errcode = 'invalid_parameter_value', message = format(
-      'expected a root such as s3://bucket/prefix or file:///srv/outputs, got %L', left(p_uri, 200));
+      'expected a root such as s3://bucket/prefix or file:///srv/outputs, and of gs://bucket where it is stored, '
+      'got %L%s', left(p_uri, 200), coalesce(' stored at ' || left(p_stored_at, 200), ''));
   end if;
   if p_removed then
     delete from helix.output_root r where r.tenant = p_tenant and r.uri = p_uri;
   else
-    insert into helix.output_root (tenant, uri, created_by)
-    values (p_tenant, p_uri, helix.actor_of(p_actor)) on conflict do nothing;
+    insert into helix.output_root as r (tenant, uri, stored_at, is_input, created_by)
+    values (p_tenant, p_uri, p_stored_at, p_is_input, helix.actor_of(p_actor))
+    on conflict (tenant, uri) do update
+    set stored_at = p_stored_at, is_input = p_is_input, created_by = excluded.created_by
+    where (r.stored_at, r.is_input) is distinct from (p_stored_at, p_is_input);
   end if;
   if not found then
     return false;
   end if;
   insert into helix.decision (tenant, queue, kind, actor, detail)
   values (p_tenant, 'output_root', 'setting', helix.actor_of(p_actor),
-          jsonb_build_object('uri', p_uri, 'removed', p_removed, 'reason', p_reason)::text);
+          jsonb_strip_nulls(jsonb_build_object('uri', p_uri, 'removed', p_removed, 'reason', p_reason,
+                                               'stored_at', p_stored_at,
+                                               'is_input', nullif(p_is_input, false)))::text);
   return true;
 end
 $$;
@@ -173,7 +188,7 @@ begin
   if p_uri = '' or exists (
        select from helix.output_root r
        where r.tenant in (p_tenant, '*') and (p_uri = r.uri or starts_with(p_uri, r.uri || '/'))
-         and helix.is_destination(p_uri))
+         and r.stored_at is null and not r.is_input and helix.is_destination(p_uri))
   then
     return;
   end if;
@@ -214,11 +229,13 @@ begin
   p_worker := helix.actor_of(p_worker);
   v_answer := helix.output_holder(p_worker, p_batch, p_epoch, p_nonce, p_number);
   if v_answer.answer = 'ok' then
-    insert into helix.manifest (batch, number, epoch, attempt, tenant, queue, worker, destination, folder, bytes)
-    select w.batch, w.number, w.epoch, w.attempt, q.tenant, q.name, p_worker, q.outputs,
-           helix.output_folder(w.batch), p_bytes
-    from helix.work w join helix.queue q on q.id = w.queue
-    where w.batch = p_batch and q.outputs <> ''
+    insert into helix.manifest (batch, number, epoch, attempt, tenant, queue, worker, destination, folder,
+                                bytes, run)
+    select w.batch, w.number, w.epoch, w.attempt, q.tenant, q.name, p_worker,
+           case when r.id is null then q.outputs else r.destination end,
+           case when r.id is null then helix.output_folder(w.batch) else '' end, p_bytes, r.id
+    from helix.work w join helix.queue q on q.id = w.queue left join helix.run r on r.id = w.run
+    where w.batch = p_batch and case when r.id is null then q.outputs else r.destination end <> ''
     on conflict (batch, number, epoch) do nothing;
     select m.id, m.destination into v_answer.manifest, v_answer.destination from helix.manifest m
     where m.batch = p_batch and m.number = p_number and m.epoch = p_epoch;
@@ -266,10 +283,16 @@ begin
   end if;
   select u.path into v_wrong from unnest(p_path) as u (path)
   where helix.is_output_path(u.path) is not true
-     or octet_length(v_manifest.destination || helix.output_name(v_manifest.folder, u.path)) > 1000 limit 1;
+     or octet_length(v_manifest.destination || helix.output_name(v_manifest.folder, u.path)) > 1000
+     -- Names of runs are not escaped: they must be possible in a directory, and not be those of staged copies.
+     or v_manifest.run is not null and (u.path ~ '(^|/)[.]helix(/|$)' or exists (
+          select from string_to_table(u.path, '/') as p (part) where octet_length(p.part) > 255))
+  limit 1;
   if found then
     raise exception using errcode = 'invalid_parameter_value',
-      message = format('expected a relative path in NFC of at most 1,000 bytes with its destination, got %L',
+      message = format('expected a relative path in NFC of at most 1,000 bytes with its destination%s, got %L',
+                       case when v_manifest.run is not null
+                            then ', without .helix and parts of more than 255 bytes' else '' end,
                        left(v_wrong, 1000));
   end if;
   v_hash := array(select helix.output_hash(v_manifest.destination, helix.output_name(v_manifest.folder, u.path))
@@ -317,12 +340,17 @@ declare
   v_other record;
   v_note  text;
 begin
-  select helix.public_id(b.key) as id,
+  select helix.public_id(b.key) as id, replace(b.identity, E'\x1f', '/') as identity, b.run,
          (select m.worker from helix.manifest m where m.batch = b.id order by m.opened_at desc limit 1) as worker
   into v_other from helix.batch b where b.id = p_other;
-  v_note := left(format('the name %s/%s belongs to %s', p_manifest.destination,
+  v_note := left(format('the name %s/%s belongs to %s%s', p_manifest.destination,
                         helix.output_name(p_manifest.folder, p_path),
-                        coalesce('batch ' || v_other.id, 'another tenant')), 1900);
+                        coalesce('batch ' || v_other.id, 'another tenant'),
+                        -- Of runs, both datums: their files must have different names.
+                        (select format(' (%s); %s writes it as well', v_other.identity,
+                                       replace(b.identity, E'\x1f', '/'))
+                         from helix.batch b
+                         where b.id = p_manifest.batch and b.run is not null and v_other.run is not null)), 1900);
   insert into helix.refusal as r (batch, epoch, number, operation, tenant, worker, owner, state, why)
   values (p_manifest.batch, p_manifest.epoch, p_manifest.number, 'outputs', p_manifest.tenant, p_worker,
           v_other.worker, 'RUNNING', v_note)

@@ -24,6 +24,7 @@ insert into helix.duty (duty, every, of_claims) values
   ('expire',  '2 s', true),      -- batches not started in time
   ('answers', '15 s', true),    -- counts of answers that changed nothing, of minutes that are over
   ('sweep',   '60 s', true),     -- old request ids, login codes, workers and lanes
+  ('runs',    '1 s', true),      -- counts of runs; stops, cancels and ends them
   ('fences',  '10 s', false),    -- fences past their lease, answers and tombstones past their time
   ('retire',  '10 s', false),    -- finished batches and decisions past what their queue keeps
   ('archive', '30 s', false),    -- ledger entries whose batches are all retired
@@ -107,6 +108,7 @@ begin
     when 'reap' then helix.reap_since(p_actor, p_limit)
     when 'promote' then helix.promote(p_limit)
     when 'expire' then helix.expire_due(p_actor, p_limit)
+    when 'runs' then helix.advance_runs(p_limit)
     when 'fences' then (select greatest(t.doubted + t.released, t.emptied, t.forgotten)
                         from helix.sweep_fences(p_actor, p_limit) t)
     when 'retire' then greatest(helix.retire_due(p_limit), helix.delete_old_decisions(p_limit),

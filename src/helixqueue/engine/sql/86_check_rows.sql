@@ -41,9 +41,10 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
            w.batch is not null and b.id is not null and b.retired_at is null
              and ((w.limit_key, w.expires_at)
                   is distinct from (b.limit_key::text, b.expires_at::timestamptz)
+                  or w.run is distinct from b.run
                   or w.version = 1 and w.due <> b.run_at) as other_options,
            q.id is null as queueless,
-           w.attempt > a.most or w.attempt < 0 as exhausted,
+           w.attempt > coalesce(u.tries, a.most) or w.attempt < 0 as exhausted,
            w.batch is not null and (
              (w.state = 'PENDING') = (w.pending or w.cause is not null)
              and not (w.pending and w.cause is not null)
@@ -66,6 +67,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
     left join helix.queue q on q.id = coalesce(b.queue, w.queue)
     left join allowed a on a.id = q.id
     left join helix.lane l on l.id = w.lane
+    left join helix.run u on u.id = w.run
     left join erased on erased.batch = b.id
     left join unnamed on unnamed.batch = b.id
     left join helix.epoch e on e.number = w.epoch

@@ -1,4 +1,4 @@
--- Invariants of outputs. Same form as 85_check.sql.
+-- Invariants of outputs and runs. Same form as 85_check.sql.
 create function helix.read_check_outputs() returns setof helix.violation
 language sql stable set work_mem = '128MB' set jit = off as $$
   -- name: manifest_edited
@@ -62,4 +62,22 @@ language sql stable set work_mem = '128MB' set jit = off as $$
     on n.hash = helix.output_hash(m.destination, helix.output_name(m.folder, o.path))
   where m.state in ('registered', 'granted', 'sealed', 'blocked')
     and (n.batch, n.tenant) is distinct from (m.batch, m.tenant)
+  union all
+  -- name: run_count_wrong
+  -- promise: G4
+  -- means: The counts of a run are not the number of its batches by state: it would end too early or never.
+  -- action: The trigger record_step was off; see the invariants of the schema. Correct the row of helix.run_count.
+  select 'run_count_wrong', jsonb_build_object('run', coalesce(c.run, k.run), 'state', coalesce(c.what, k.what),
+                                               'counted', coalesce(k.value, 0), 'batches', coalesce(c.value, 0))
+  from (select b.run, b.what, count(*) as value
+        from (select w.run, w.state::text as what from helix.work w where w.run is not null
+              union all
+              select t.run, t.state::text from helix.batch t
+              where t.run is not null and t.retired_at is not null) b
+        group by b.run, b.what) c
+  full join (select a.run, a.what, sum(a.value) as value
+             from (select n.run, n.what, n.value from helix.run_count n
+                   union all select g.run, g.what, g.value from helix.run_change g) a
+             where a.what <> 'failure' group by a.run, a.what) k on k.run = c.run and k.what = c.what
+  where coalesce(c.value, 0) <> coalesce(k.value, 0)
 $$;

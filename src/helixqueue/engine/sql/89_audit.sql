@@ -62,7 +62,11 @@ begin
                             '{id,tenant,name,machine,initial,is_strict,gaps,bound,ignored,created_at,created_by}');
   perform helix.audit_table('helix.feed', '{tenant,name}',
                             '{tenant,name,ledger,queue,paused,created_at,created_by}');
-  perform helix.audit_table('helix.output_root', '{tenant,uri}', '{tenant,uri,created_at,created_by}');
+  perform helix.audit_table('helix.output_root', '{tenant,uri}',
+                            '{tenant,uri,stored_at,is_input,created_at,created_by}');
+  perform helix.audit_table('helix.run', '{id}',
+                            '{id,created_at,queue,datums,tries,priority,tenant,name,key,digest,requires,egress,'
+                            'destination,received,spec,actor,timeout_seconds}');
   perform helix.audit_table('helix.webhook_source', '{tenant,name}', '{tenant,name,scheme,definition,applied_at,'
                                                                      'applied_by}');
   -- Without the secret: its digest would let readers of the audit try guesses.

@@ -12,7 +12,7 @@ create table helix.api_token (
   scopes       text[] not null check (
     cardinality(scopes) > 0
     -- `metrics` and `seal` are about all tenants, so only operators grant them.
-    and scopes <@ array['submit', 'work', 'read', 'payloads', 'operate', 'admin', 'metrics', 'seal']),
+    and scopes <@ array['submit', 'work', 'read', 'payloads', 'operate', 'admin', 'run', 'metrics', 'seal']),
   queues       text[] check (cardinality(queues) between 1 and 100),  -- null: every queue
   created_at   timestamptz not null default clock_timestamp(),
   created_by   text not null,

@@ -8,7 +8,7 @@ create table helix.login (
   scopes        text[] not null check (
     cardinality(scopes) > 0
     -- Not `metrics`, which no page shows. `seal` is for links that an operator offers.
-    and scopes <@ array['submit', 'work', 'read', 'payloads', 'operate', 'admin', 'seal']),
+    and scopes <@ array['submit', 'work', 'read', 'payloads', 'operate', 'admin', 'run', 'seal']),
   token_seconds double precision not null check (token_seconds between 1 and 86400),
   created_by    text not null,
   person        text check (person ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'),  -- who logs in; null: unnamed

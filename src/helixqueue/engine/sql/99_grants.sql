@@ -66,7 +66,7 @@ $$;
 alter schema helix owner to helix_owner;
 revoke create on schema helix from helix_engine, helix_reader;
 grant usage on schema helix to helix_submit, helix_work, helix_read, helix_payloads, helix_operate, helix_admin,
-  helix_intake, helix_webhook, helix_delegate, helix_operator;
+  helix_run, helix_intake, helix_webhook, helix_delegate, helix_operator;
 
 -- The engine writes everything but the arrows, and adds secrets without changing one.
 grant select, insert, update, delete on all tables in schema helix to helix_engine;
@@ -84,6 +84,7 @@ grant select on helix.arrow, helix.role_tenant, helix.queue, helix.requirement_c
   helix.source, helix.dead_letter, helix.letter_overview, helix.intake, helix.intake_failure,
   helix.stream_group, helix.difference, helix.check_run, helix.worker_day,
   helix.host, helix.allocation, helix.output_root, helix.manifest, helix.output, helix.output_name,
+  helix.run, helix.run_count, helix.run_change,
   helix.webhook_source, helix.webhook_mark
   to helix_reader, helix_operator;
 grant select (tenant, source, number, valid_from, valid_until, created_by) on helix.webhook_secret
@@ -93,7 +94,7 @@ grant select on helix.queue_settings to helix_reader;
 grant select (number, due, at) on helix.request to helix_reader, helix_operator;
 grant select (batch, turn, entry, before, number, deadline, due, expires_at, changed_at, queue, lane,
               version, version_before, epoch, lease_seconds, state, came_from, reason, cause, attempt, pending,
-              step, late, actor, limit_key, content, allocated)
+              step, late, actor, limit_key, content, allocated, run)
   on helix.work to helix_reader, helix_operator;
 grant select (key, tenant, name, identity, life, state, version, attempt, fingerprint, secret, request,
               epoch, number, actor, reason, detail, lease_seconds, quiet_seconds, deadline, first_at,
@@ -109,7 +110,7 @@ grant execute on function helix.key_text(bytea), helix.public_id(bytea), helix.f
   helix.framed_parts(text[]), helix.framed_identity(text), helix.derive_key(text, text, text, text),
   helix.key_within(bytea, text, text)
   to helix_reader, helix_operator, helix_submit, helix_work, helix_read, helix_payloads, helix_operate,
-     helix_admin, helix_delegate;
+     helix_admin, helix_run, helix_delegate;
 -- What the functions of helix_reader, and operators at a prompt, call inside their queries.
 grant execute on function helix.locate(uuid[]), helix.state_of(bigint),
   helix.ending(helix.state), helix.session_tenants(), helix.session_queues(), helix.sees_payloads(),
@@ -122,11 +123,11 @@ grant execute on function helix.locate(uuid[]), helix.state_of(bigint),
   helix.output_part, helix.output_name(text, text), helix.output_hash, helix.manifest_hash
   to helix_reader, helix_operator;
 grant execute on function helix.requires_of(integer), helix.demand_parallel, helix.shape, helix.demand_payloads,
-  helix.audited_rows(), helix.all_metrics, helix.worker_status
+  helix.audited_rows(), helix.all_metrics, helix.worker_status, helix.run_counts
   to helix_reader;
 
 -- Which scope may execute which function: a new function `..._v1` gets its line here, and the migration fails
--- without it. The scopes are those of API tokens, as roles helix_submit, helix_work, ... `any` means all six,
+-- without it. The scopes are those of API tokens, as roles helix_submit, helix_work, ... `any` means all seven,
 -- `delegate` the right to act for others, which a service has. Operators may execute every function; `operator`
 -- means no other role.
 do $$
@@ -180,6 +181,16 @@ begin
       ('end_outputs_v1',         'work operate delegate'),
       ('read_manifests_v1',      'read'),
       ('read_outputs_v1',        'read'),
+      -- Runs: who starts one chooses what workers execute.
+      ('start_run_v1',           'run'),
+      ('append_run_v1',          'run'),
+      ('cancel_run_v1',          'operate'),
+      ('retry_run_v1',           'operate'),
+      ('read_run_text_v1',       'work'),
+      ('read_runs_v1',           'read run'),
+      ('read_run_datums_v1',     'read'),
+      ('read_run_outputs_v1',    'read'),
+      ('read_run_roots_v1',      'read run'),
       -- Fences: an application guards its requests, a worker its effects.
       ('claim_fence_v1',         'submit work'),
       ('seal_fence_v1',          'submit work'),
@@ -302,7 +313,7 @@ begin
     for v_role in
       select 'helix_' || r.scope
       from regexp_split_to_table(
-        replace(v_grant.scopes, 'any', 'submit work read payloads operate admin'), ' ') as r (scope)
+        replace(v_grant.scopes, 'any', 'submit work read payloads operate admin run'), ' ') as r (scope)
       where r.scope <> 'operator'
     loop
       execute format('grant execute on function %s to %I', v_grant.function, v_role);

@@ -33,6 +33,7 @@ class LeaseResponse(BaseModel):
     state: State
     deadline: datetime
     lease_seconds: float
+    run: int | None = Field(description="The id of the run that the batch belongs to.")
 
 
 class LeaseWriteResponse(BaseModel):
@@ -82,4 +83,5 @@ def lease(row: LeaseRow, cipher: TenantCipher) -> dict[str, Any]:
         "state": row.state,
         "deadline": row.deadline,
         "lease_seconds": row.lease_seconds,
+        "run": row.run,
     }

@@ -163,6 +163,7 @@ def _read_lease(document: dict[str, Any]) -> LeaseRow:
         datetime.fromisoformat(document["deadline"]),
         document["lease_seconds"],
         shares_nonce=False,
+        run=document["run"],
     )
 
 
