@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import random
 import time
 
 import pytest
 
-from helixqueue.errors import Refused
-from helixqueue.webhook.schemes import HmacLayout, check_secret, signs_timestamp, verify
+from helixqueue.errors import BadSignature, Refused
+from helixqueue.webhook.operations import authenticate
+from helixqueue.webhook.schemes import (
+    SECRETS_MAX,
+    HmacLayout,
+    check_secret,
+    signs_timestamp,
+    verify,
+)
 from tests.support.webhooks import LAYOUT, SCHEMES, SECRETS, event_body, raw, signed_headers
 
 LAYOUTS = {"hmac": HmacLayout(LAYOUT["header"], encoding="base64", timestamp=LAYOUT["timestamp"])}
@@ -147,6 +157,43 @@ def test_hostile_headers_and_bodies_give_a_reason_and_no_error():
         refused += found is not None
     # The id and the type of GitHub are not signed; base64 and hexadecimal have two spellings.
     assert refused > 8_500
+
+
+def test_body_is_hashed_as_often_whatever_is_wrong_with_a_delivery(monkeypatch):
+    # Else the time of a refusal would tell whether a source exists, and how many secrets it has.
+    hashed = []
+    new = hmac.new
+    bodies = {scheme: event_body(scheme) for scheme in SCHEMES}
+    signed = {scheme: raw(signed_headers(scheme, body)) for scheme, body in bodies.items()}
+
+    def counted(*arguments):
+        hashed[-1] += 1
+        return new(*arguments)
+
+    monkeypatch.setattr(hmac, "new", counted)
+    for scheme, good in signed.items():
+        broken = [(name, b"?") for name, _ in good]
+        for headers in (good, broken, [], good * 2):
+            for secrets in ([], [SECRETS[scheme].encode()], [SECRETS[scheme].encode()] * 7):
+                hashed.append(0)
+                layout = LAYOUTS.get(scheme)
+                verify(scheme, headers, bodies[scheme], secrets, now=time.time(), layout=layout)
+    hashed.append(0)
+    with pytest.raises(BadSignature):
+        authenticate(None, signed["stripe"], bodies["stripe"])
+    assert set(hashed) == {SECRETS_MAX}
+
+
+def test_secret_of_another_scheme_is_not_an_empty_key():
+    # An administrator changes the scheme of a source and leaves its secret.
+    body, at = event_body("standard"), int(time.time())
+    digest = hmac.new(b"", b"evt_1.%d.%b" % (at, body), hashlib.sha256).digest()
+    headers = {
+        "webhook-id": "evt_1", "webhook-timestamp": str(at),
+        "webhook-signature": f"v1,{base64.b64encode(digest).decode()}",
+    }  # fmt: skip
+    for secret in (SECRETS["github"], "whsec_"):
+        assert judged("standard", headers, body, [secret]) == "signature"
 
 
 def test_secret_that_a_scheme_cannot_use_is_refused():

@@ -12,16 +12,18 @@ import typer
 from helixqueue.cli import connection, operation, options, shapes, show
 from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
+from helixqueue.cli.exits import Exit
 from helixqueue.cli.options import argument, option
-from helixqueue.operations.instructions import Instructions  # noqa: TC001
-from helixqueue.operations.message import Poison
 from helixqueue.webhook import event as events
 from helixqueue.webhook import operations as webhooks
 from helixqueue.webhook.source import WebhookSource, source_of
 from helixqueue.webhook.source_file import read_sources
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from helixqueue.operations.batches import Operations
+    from helixqueue.operations.instructions import Instructions
     from helixqueue.records.page import Page
     from helixqueue.records.webhook import AppliedSource, RotatedSecret, WebhookSourceRow
 
@@ -117,7 +119,7 @@ def _rotate(rotated: RotatedSecret) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TriedEvent:
-    """What a body would become; nothing is sent and no signature is checked."""
+    """What a delivery would become."""
 
     event: str
     type: str
@@ -131,48 +133,50 @@ class TriedEvent:
 
 
 def _try(
-    operations: Operations, name: str, body: Path, header: list[str] | None = None
+    operations: Operations, name: str, body: bytes, header: Iterable[str]
 ) -> Instructions[TriedEvent]:
     row = yield from webhooks.show_source(operations, name)
-    pairs = [text.partition(":")[::2] for text in header or ()]
+    pairs = [text.partition(":")[::2] for text in header]
     headers = [(key.strip().encode(), value.strip().encode()) for key, value in pairs]
-    document = events.read_body(body.read_bytes())
+    document = events.read_body(body)
     event, mapping, poison = events.read_event(source_of({**row.definition}), headers, document)
     if mapping is None:
         problem = "the source has no mapping for this type: the event is ignored"
         return TriedEvent(event.id, event.type, *(None,) * 6, problem)
-    identity = revision = None
-    try:
-        if poison is not None:
-            raise poison
-        identity = events.identity_of(mapping, document)
-        revision = events.revision_of(mapping, document)
-    except Poison as found:
-        poison = found
+    prepared = yield from webhooks.prepare_event(operations, mapping, event, poison)
     return TriedEvent(
-        *(event.id, event.type, mapping.queue, identity, revision, event.entity, event.version),
-        mapping.order,
-        None if poison is None else poison.detail,
+        *(event.id, event.type, mapping.queue, prepared.identity, prepared.revision, event.entity),
+        *(event.version, mapping.order),
+        None if prepared.poison is None else prepared.poison.detail,
     )
 
 
-@verb(
-    app,
-    "test",
-    webhooks.show_source,
-    example="helixq webhook test stripe --body event.json",
-    instead=_try,
-    more={
-        "body": Annotated[Path, option("--body FILE", "File with the body of a delivery.")],
-        "header": Annotated[
-            list[str] | None,
-            option("--header TEXT", "Header such as 'X-GitHub-Event: push'; repeat for several."),
-        ],
-    },
-    refused=lambda tried: tried.problem is not None,
-)
-def _test(tried: Any) -> None:  # noqa: ANN401 - a TriedEvent
+@command(app, "test", example="helixq webhook test stripe --body event.json")
+@connection.service_or_database
+def _test(
+    *,
+    name: Annotated[str, argument("NAME", "Name of the source.")],
+    body: Annotated[Path, option("--body FILE", "File with the body of a delivery.")],
+    header: Annotated[
+        list[str] | None,
+        option("--header TEXT", "Header such as 'X-GitHub-Event: push'; repeat for several."),
+    ] = None,
+    tenant: options.Tenant = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show what a delivery would become.
+
+    Nothing is sent, and no signature is checked. Exit code 1 if it would be ignored or become a
+    dead letter.
+    """
+    with connection.open_target() as target:
+        ask = operation.Runner(target, tenant)
+        tried = ask(lambda operations: _try(operations, name, body.read_bytes(), header or ()))
     shown: dict[str, Any] = shapes.plain(tried)
-    for name, value in shown.items():
-        if value is not None:
-            show.line(f"{name:<10}{value}")
+    if as_json:
+        show.as_json(shown)
+    for key, value in shown.items():
+        if value is not None and not as_json:
+            show.line(f"{key:<10}{value}")
+    if tried.problem is not None:
+        raise typer.Exit(Exit.NO)

@@ -37,7 +37,8 @@ class Poison(Exception):
 
     def __init__(self, reason: LetterReason, detail: str, queue: str | None = None) -> None:
         super().__init__(detail)
-        self.reason, self.detail, self.queue = reason, detail, queue
+        self.reason, self.queue = reason, queue
+        self.detail = detail[:MAX_DETAIL_CHARS].replace("\0", "\\0")
 
 
 class Message(NamedTuple):
@@ -97,7 +98,7 @@ def letter_of(source: str, body: bytes, poison: Poison, key: bytes | None = None
     return NewLetter(
         source=source,
         reason=poison.reason,
-        detail=poison.detail[:MAX_DETAIL_CHARS].replace("\0", "\\0"),
+        detail=poison.detail,
         body=body if len(body) <= BODY_BYTES_MAX else body[:HEAD_BYTES],
         size=len(body),
         digest=hashlib.sha256(body).digest(),

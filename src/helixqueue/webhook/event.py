@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from helixqueue.errors import BadSignature, InvalidPayload, UnreadableDelivery
+from helixqueue.errors import InvalidPayload, UnreadableDelivery
 from helixqueue.identity import PART_SEPARATOR, canonical_text, loads
 from helixqueue.operations.message import Poison, encode_fields, message_fields
-from helixqueue.webhook.schemes import single, verify
+from helixqueue.webhook.schemes import single
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from helixqueue.fence.http.asgi import Header
     from helixqueue.webhook.source import WebhookMapping, WebhookSource
@@ -51,34 +51,18 @@ class WebhookEvent:
 
     @property
     def delivery_id(self) -> str:
-        """The same as the id of a batch's source."""
-        text = self.identity.replace(PART_SEPARATOR, "/")
+        """The same as the id of a batch's source. No part contains a space."""
+        text = self.identity.replace(PART_SEPARATOR, " ")
         return text if len(text) <= 255 else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
-def check_signature(
-    source: WebhookSource,
-    headers: Iterable[Header],
-    body: bytes,
-    secrets: Sequence[bytes],
-    now: float,
-) -> None:
-    """Raise `BadSignature` unless a valid secret signed the body within the time window."""
-    reason = verify(
-        source.scheme, headers, body, secrets, now=now, tolerance=source.tolerance_seconds,
-        layout=source.layout,
-    )  # fmt: skip
-    if reason is not None:
-        raise BadSignature(reason if secrets else "no secret")
 
 
 def read_body(body: bytes) -> Any:  # noqa: ANN401 - JSON
     try:
         return loads(body)
     except InvalidPayload as error:
+        hint = "; select the content type application/json at the provider"
         raise UnreadableDelivery(
-            f"expected a body of strict JSON, got one that is not: {error.code}; "
-            "select the content type application/json at the provider"
+            f"the body is no strict JSON: {error}{hint if error.code == 'syntax' else ''}"
         ) from None
 
 

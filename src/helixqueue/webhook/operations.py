@@ -26,7 +26,7 @@ from helixqueue.records.webhook import (
 )
 from helixqueue.webhook import event as events
 from helixqueue.webhook.event import WebhookEvent
-from helixqueue.webhook.schemes import SECRET_BYTES, check_secret
+from helixqueue.webhook.schemes import SECRET_BYTES, check_secret, verify
 from helixqueue.webhook.source import WebhookMapping, WebhookSource, source_of, stored_source
 
 if TYPE_CHECKING:
@@ -190,16 +190,19 @@ class Received(NamedTuple):
     challenge: str | None = None
 
 
-def authenticate(
-    stored: SourceSecrets | None, headers: Iterable[Header], body: bytes, now: float | None = None
-) -> Received:
+def authenticate(stored: SourceSecrets | None, headers: Iterable[Header], body: bytes) -> Received:
     """Check the signature, then read the event; raises `BadSignature` or `UnreadableDelivery`."""
+    headers, now = list(headers), time.time()
     if stored is None:
+        verify("github", headers, body, (), now=now)  # takes as long as with a source
         raise BadSignature("unknown source")
     source = stored_source(stored.definition)
-    headers = list(headers)
-    at = time.time() if now is None else now
-    events.check_signature(source, headers, body, stored.secrets, at)
+    reason = verify(
+        source.scheme, headers, body, stored.secrets, now=now, tolerance=source.tolerance_seconds,
+        layout=source.layout,
+    )  # fmt: skip
+    if reason is not None:
+        raise BadSignature(reason if stored.secrets else "no secret")
     document = events.read_body(body)
     challenge = events.challenge_of(source, document)
     if challenge is not None:
@@ -207,27 +210,46 @@ def authenticate(
     return Received(source, *events.read_event(source, headers, document))
 
 
-def submit_event(operations: Operations, received: Received) -> Instructions[DeliveryAnswer]:
-    """Submit an event to the queue of its mapping; what cannot become a batch is a dead letter."""
-    source, event, mapping, poison, _ = received
-    if event is None or mapping is None or mapping.queue is None:
-        raise Refused(f"webhook {source.name}: expected a mapping with a queue, got none")
-    identity, revision = None, None
+class Prepared(NamedTuple):
+    """What an event becomes: a row to submit, or the reason why it cannot be one."""
+
+    identity: str | tuple[str, ...] | None = None
+    revision: str | None = None
     row: SubmissionRow | None = None
-    profile = ""
+    profile: str = ""
+    poison: Poison | None = None
+
+
+def prepare_event(
+    operations: Operations, mapping: WebhookMapping, event: WebhookEvent, poison: Poison | None
+) -> Instructions[Prepared]:
+    """Read the submission of an event and check it as its queue does."""
+    identity, revision = None, None
     try:
         if poison is not None:
             raise poison
         identity = events.identity_of(mapping, event.body)
         revision = events.revision_of(mapping, event.body)
+        if mapping.queue is None:
+            return Prepared(identity, revision)
         try:
             known = yield from operations.known(mapping.queue)
-            profile = known.row.profile
             row = prepare(known, Submission(identity, event.payload, revision))
         except Refused as error:
             raise poison_of(error, mapping.queue) from None
     except Poison as found:
-        poison = found
+        return Prepared(identity, revision, poison=found)
+    return Prepared(identity, revision, row, known.row.profile)
+
+
+def submit_event(operations: Operations, received: Received) -> Instructions[DeliveryAnswer]:
+    """Submit an event to the queue of its mapping; what cannot become a batch is a dead letter."""
+    source, event, mapping, poison, _ = received
+    if event is None or mapping is None or mapping.queue is None:
+        raise Refused(f"webhook {source.name}: expected a mapping with a queue, got none")
+    identity, revision, row, profile, poison = yield from prepare_event(
+        operations, mapping, event, poison
+    )
     letter = events.letter_body(mapping, event, identity, revision)
     return (
         yield from operations.ask(
@@ -237,7 +259,7 @@ def submit_event(operations: Operations, received: Received) -> Instructions[Del
                 actor=actor_of(source),
                 profile=profile,
                 reason=None if poison is None else poison.reason,
-                detail=None if poison is None else poison.detail[:2000].replace("\0", "\\0"),
+                detail=None if poison is None else poison.detail,
             ),
             repeatable=False,
         )
@@ -287,7 +309,7 @@ class RefusedDelivery(NamedTuple):
 def refusal_of(received: Received, answer: DeliveryAnswer) -> RefusedDelivery | None:
     """The problem to answer a delivery with; None: 200, so that the provider stops resending."""
     if answer.decision == "in_progress":
-        return RefusedDelivery("delivery-in-progress", 503, "another call processes this event", {})
+        return RefusedDelivery("delivery-in-progress", 503, "this event is being processed", {})
     if answer.decision == "conflict" and received.event is not None:
         # Empty where the first body is no longer kept.
         stored = loads(answer.request) if answer.request else received.event.body

@@ -1,6 +1,8 @@
 """Signature schemes of webhooks. Pure and total: hostile input gives a reason, never an error.
 
-Every signature that a delivery carries is compared with every valid secret, in constant time.
+Every signature that a delivery carries is compared with every valid secret, in constant time. A
+body is hashed `SECRETS_MAX` times whatever its headers are and however many secrets there are, so
+the time of a refusal does not tell whether a source exists.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import binascii
 import hashlib
 import hmac
 from base64 import b64decode
+from secrets import token_bytes
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from helixqueue.errors import Refused
@@ -22,11 +25,13 @@ if TYPE_CHECKING:
 SchemeName = Literal["standard", "stripe", "github", "slack", "hmac"]
 Reason = Literal["missing", "malformed", "expired", "signature"]
 SECRET_BYTES: Final = (16, 1024)
+SECRETS_MAX: Final = 5  # that are compared (48_webhook.sql)
 TOLERANCE_SECONDS: Final = 300.0
 _HEADER_BYTES_MAX: Final = 4096
 _SIGNATURES_MAX: Final = 20
 _TIMESTAMP_DIGITS: Final = 12
 _STANDARD_PREFIX: Final = "whsec_"
+_DECOY: Final = token_bytes(32)  # takes the time of a secret
 
 
 class HmacLayout(NamedTuple):
@@ -59,17 +64,19 @@ def verify(
 ) -> Reason | None:
     """Why the delivery is not authentic; None if it is."""
     headers = list(headers)
-    signed = _read(scheme, headers, layout)
-    if not isinstance(signed, _Signed):
-        return signed
+    read = _read(scheme, headers, layout)
+    signed = read if isinstance(read, _Signed) else _Signed([])
     algorithm = layout.algorithm if scheme == "hmac" and layout is not None else "sha256"
+    keys = [_key(scheme, secret) for secret in secrets]
     matches = False
-    for secret in secrets:
-        digest = hmac.new(_key(scheme, secret), signed.head, algorithm)
+    for key in [*keys, *[_DECOY] * SECRETS_MAX][:SECRETS_MAX]:
+        digest = hmac.new(key, signed.head, algorithm)
         digest.update(body)
         expected = digest.digest()
-        for signature in signed.signatures[:_SIGNATURES_MAX]:
+        for signature in signed.signatures:
             matches |= hmac.compare_digest(expected, signature)
+    if not isinstance(read, _Signed):
+        return read
     if not matches:
         return "signature"
     if signed.timestamp is not None and abs(now - signed.timestamp) > tolerance:
@@ -90,7 +97,7 @@ def check_secret(scheme: SchemeName, secret: bytes) -> bytes:
     least, most = SECRET_BYTES
     if not least <= len(secret) <= most:
         raise Refused(f"secret: expected {least} to {most} bytes, got {len(secret)}")
-    if scheme == "standard" and not _key(scheme, secret):
+    if _key(scheme, secret) is _DECOY:
         raise Refused(
             "secret: expected whsec_ and base64, as the provider shows it; got other text"
         )
@@ -98,13 +105,17 @@ def check_secret(scheme: SchemeName, secret: bytes) -> bytes:
 
 
 def _key(scheme: SchemeName, secret: bytes) -> bytes:
-    """The bytes that sign. Standard Webhooks writes them as base64."""
+    """The bytes that sign. Standard Webhooks writes them as base64.
+
+    A secret that was added under another scheme may be none of this one. An empty key in its place
+    would be known to everyone.
+    """
     if scheme != "standard":
         return secret
     try:
-        return b64decode(secret.removeprefix(_STANDARD_PREFIX.encode()), validate=True)
+        return b64decode(secret.removeprefix(_STANDARD_PREFIX.encode()), validate=True) or _DECOY
     except binascii.Error:
-        return b""  # refused by `check_secret`
+        return _DECOY
 
 
 def _read(scheme: SchemeName, headers: list[Header], layout: HmacLayout | None) -> _Signed | Reason:
