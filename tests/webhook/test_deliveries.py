@@ -274,6 +274,7 @@ def test_address_without_valid_signatures_is_limited_and_valid_deliveries_are_no
         source.provider = provider
         for number in range(5):
             assert source.send(source.event(sample=f"S-{number}")).status_code == 200
+            assert source.send(b"payload=%7B%7D").status_code == 400
         statuses = [source.send(b"{}", headers={}).status_code for _ in range(4)]
         assert statuses == [401, 401, 401, 429]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from helixqueue.errors import (
     BadSignature,
@@ -18,18 +18,23 @@ from helixqueue.fence.http.application import path_seen
 from helixqueue.fence.http.asgi import Disconnected, respond, whole_body
 from helixqueue.fence.http.problem import PREFIX
 from helixqueue.log.lines import event as log_event
+from helixqueue.records.webhook import DeliveryAnswer
 from helixqueue.webhook.operations import refusal_of
-from helixqueue.webhook.receiver_async import AsyncWebhooks
+from helixqueue.webhook.source import ANSWER_SECONDS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from helixqueue.fence.http.asgi import Receive, Scope, Send
-    from helixqueue.records.webhook import DeliveryAnswer
     from helixqueue.webhook.operations import Received
     from helixqueue.webhook.receiver import Webhooks
+    from helixqueue.webhook.receiver_async import AsyncWebhooks
 
+T = TypeVar("T")
 MAX_BODY_BYTES: Final = 1024 * 1024
 BODY_SECONDS: Final = 15.0
 _log = logging.getLogger("helixqueue.webhook")
+_tasks: set[asyncio.Task[Any]] = set()
 _Reply = tuple[int, dict[str, Any], str | None]  # status, body, decision
 
 
@@ -63,18 +68,31 @@ class WebhookApp:
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await whole_body(receive, MAX_BODY_BYTES)
-            if body is None:
-                return _problem(413, "body-too-large", f"expected at most {MAX_BODY_BYTES} bytes")
-            return reply_of(*await self._receive(source, list(scope["headers"]), body))
-        except (TimeoutError, HelixError) as error:
+        except TimeoutError:
+            return _problem(408, "too-slow", f"expected the body within {BODY_SECONDS:g} s")
+        if body is None:
+            return _problem(413, "body-too-large", f"expected at most {MAX_BODY_BYTES} bytes")
+        try:
+            webhooks, headers = self._webhooks, list(scope["headers"])
+            received = await _run(webhooks.authenticate, source, headers, body)
+            return reply_of(received, await in_time(received, _run(webhooks.process, received)))
+        except HelixError as error:
             return _problem_of(error, source)
 
-    async def _receive(
-        self, source: str, headers: list[tuple[bytes, bytes]], body: bytes
-    ) -> tuple[Received, DeliveryAnswer | None]:
-        if isinstance(self._webhooks, AsyncWebhooks):
-            return await self._webhooks.receive(source, headers, body)
-        return await asyncio.to_thread(self._webhooks.receive, source, headers, body)
+
+async def _run(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - of the function
+    if asyncio.iscoroutinefunction(function):
+        return await function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
+
+
+async def in_time(received: Received, work: Coroutine[Any, Any, T]) -> T | DeliveryAnswer:
+    """What the work returns, or `in_progress` before the provider stops waiting: it goes on."""
+    task = asyncio.create_task(work)
+    _tasks.add(task)  # the event loop does not keep it
+    task.add_done_callback(_tasks.discard)
+    done, _ = await asyncio.wait({task}, timeout=ANSWER_SECONDS[received.source.scheme])
+    return task.result() if done else DeliveryAnswer("in_progress", *[None] * 6)
 
 
 def reply_of(received: Received, answer: DeliveryAnswer | None) -> _Reply:
@@ -94,10 +112,8 @@ def reply_of(received: Received, answer: DeliveryAnswer | None) -> _Reply:
     return 200, {"decision": answer.outcome, "effect": answer.effect}, answer.decision
 
 
-def _problem_of(error: TimeoutError | HelixError, source: str) -> _Reply:
+def _problem_of(error: HelixError, source: str) -> _Reply:
     match error:
-        case TimeoutError():
-            return _problem(408, "too-slow", f"expected the body within {BODY_SECONDS:g} s")
         case BadSignature():
             log_event(_log, logging.WARNING, "webhook", decision="refused", reason=error.reason)
             return _problem(401, error.kind, str(error))

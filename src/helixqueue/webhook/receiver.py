@@ -19,6 +19,7 @@ from helixqueue.engine import fences, webhooks
 from helixqueue.engine.fences import FenceLease, Times
 from helixqueue.errors import Refused, WebhookFailed
 from helixqueue.failpoints import failpoint
+from helixqueue.identity import is_name
 from helixqueue.postgres.transaction_bounds import TransactionBound, limited_transaction
 from helixqueue.records.lease import Token
 from helixqueue.webhook.event import letter_body
@@ -81,18 +82,25 @@ class Webhooks:
         self, source: str, headers: list[Header], body: bytes
     ) -> tuple[Received, DeliveryAnswer | None]:
         """Process one delivery; no answer for a challenge, and for an event without a mapping."""
-        tenant = self._operations.tenant
-        find = webhooks.find_secrets(tenant=tenant, name=source)
-        received = authenticate(self._do(self._operations.ask(find)), headers, body)
-        event = received.event
+        received = self.authenticate(source, headers, body)
+        return received, self.process(received)
+
+    def authenticate(self, source: str, headers: list[Header], body: bytes) -> Received:
+        find = webhooks.find_secrets(tenant=self._operations.tenant, name=source)
+        stored = self._do(self._operations.ask(find)) if is_name(source) else None
+        return authenticate(stored, headers, body)
+
+    def process(self, received: Received) -> DeliveryAnswer | None:
+        source, event = received.source.name, received.event
         if event is None:
-            return received, None
+            return None
         effect = self._effects.get((source, event.type)) or self._effects.get((source, EVERY))
         if effect is not None:
-            return received, self._execute(effect, received, event)
+            return self._execute(effect, received, event)
         if received.mapping is None:
-            return received, None
-        return received, self._do(submit_event(self._operations, received))
+            return None
+        answer: DeliveryAnswer = self._do(submit_event(self._operations, received))
+        return answer
 
     def _execute(self, effect: Effect, received: Received, event: WebhookEvent) -> DeliveryAnswer:
         source, mapping = received.source, received.mapping or WebhookMapping(events=(event.type,))
@@ -112,6 +120,7 @@ class Webhooks:
         self, effect: Effect, event: WebhookEvent, delivery: StoredDelivery, actor: str
     ) -> DeliveryAnswer:
         failure: Exception | None = None
+        failed = WebhookFailed(f"the effect of {event.source} {event.type} failed")
         with self._connection() as database, limited_transaction(database, _LIMITS):
             answer = database.run(webhooks.begin_delivery(delivery, actor=actor))
             if answer.decision == "granted":
@@ -122,12 +131,12 @@ class Webhooks:
                         answer = database.run(ended)
                 except Exception as error:
                     if database.connection.closed:
-                        raise
+                        raise failed from error
                     failure = error
                     database.run(_release(delivery, answer, actor, error))
         failpoint("webhook.committed")
         if failure is not None:
-            raise WebhookFailed(f"the effect of {event.source} {event.type} failed") from failure
+            raise failed from failure
         return answer
 
 

@@ -18,6 +18,7 @@ from helixqueue.engine import fences, webhooks
 from helixqueue.engine.fences import FenceLease, Times
 from helixqueue.errors import Refused, WebhookFailed
 from helixqueue.failpoints import failpoint
+from helixqueue.identity import is_name
 from helixqueue.postgres.transaction_bounds import TransactionBound, limited_transaction_async
 from helixqueue.records.lease import Token
 from helixqueue.webhook.event import letter_body
@@ -80,18 +81,25 @@ class AsyncWebhooks:
         self, source: str, headers: list[Header], body: bytes
     ) -> tuple[Received, DeliveryAnswer | None]:
         """Process one delivery; no answer for a challenge, and for an event without a mapping."""
-        tenant = self._operations.tenant
-        find = webhooks.find_secrets(tenant=tenant, name=source)
-        received = authenticate(await self._do(self._operations.ask(find)), headers, body)
-        event = received.event
+        received = await self.authenticate(source, headers, body)
+        return received, await self.process(received)
+
+    async def authenticate(self, source: str, headers: list[Header], body: bytes) -> Received:
+        find = webhooks.find_secrets(tenant=self._operations.tenant, name=source)
+        stored = await self._do(self._operations.ask(find)) if is_name(source) else None
+        return authenticate(stored, headers, body)
+
+    async def process(self, received: Received) -> DeliveryAnswer | None:
+        source, event = received.source.name, received.event
         if event is None:
-            return received, None
+            return None
         effect = self._effects.get((source, event.type)) or self._effects.get((source, EVERY))
         if effect is not None:
-            return received, await self._execute(effect, received, event)
+            return await self._execute(effect, received, event)
         if received.mapping is None:
-            return received, None
-        return received, await self._do(submit_event(self._operations, received))
+            return None
+        answer: DeliveryAnswer = await self._do(submit_event(self._operations, received))
+        return answer
 
     async def _execute(
         self, effect: Effect, received: Received, event: WebhookEvent
@@ -113,6 +121,7 @@ class AsyncWebhooks:
         self, effect: Effect, event: WebhookEvent, delivery: StoredDelivery, actor: str
     ) -> DeliveryAnswer:
         failure: Exception | None = None
+        failed = WebhookFailed(f"the effect of {event.source} {event.type} failed")
         async with self._connection() as database, limited_transaction_async(database, _LIMITS):
             answer = await database.run(webhooks.begin_delivery(delivery, actor=actor))
             if answer.decision == "granted":
@@ -123,12 +132,12 @@ class AsyncWebhooks:
                         answer = await database.run(ended)
                 except Exception as error:
                     if database.connection.closed:
-                        raise
+                        raise failed from error
                     failure = error
                     await database.run(_release(delivery, answer, actor, error))
         failpoint("webhook.committed")
         if failure is not None:
-            raise WebhookFailed(f"the effect of {event.source} {event.type} failed") from failure
+            raise failed from failure
         return answer
 
 

@@ -30,6 +30,8 @@ from helixqueue.webhook.schemes import HmacLayout, SchemeName, signs_timestamp
 FOR_EVER_SECONDS: Final = 3e9  # 95 years
 # Days for which deliveries are remembered: three times the provider's retry horizon, at least 7.
 KEEP_DAYS: Final = {"standard": 14.0, "stripe": 9.0, "slack": 7.0, "hmac": 14.0}
+# Seconds after which a provider gets an answer, so that it still waits for it.
+ANSWER_SECONDS: Final = {"standard": 9.0, "stripe": 9.0, "github": 9.0, "slack": 2.5, "hmac": 9.0}
 EVERY: Final = "*"
 _CONFIG = ConfigDict(extra="forbid", frozen=True, strict=True)
 _Name = Annotated[str, Matching(NAME_PATTERN[1:-1], "a name such as stripe-live")]

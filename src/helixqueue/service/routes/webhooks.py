@@ -6,6 +6,7 @@ An unknown source and a bad signature get the same response; the reason is in th
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from fastapi import Path
@@ -15,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from helixqueue.engine import webhooks as calls
 from helixqueue.engine.call_set import POSTGRES_CALLS
-from helixqueue.errors import BadSignature
+from helixqueue.errors import BadSignature, UnreadableDelivery
 from helixqueue.failpoints import failpoint
 from helixqueue.identity import is_name
 from helixqueue.operations.batches import Operations
@@ -26,12 +27,8 @@ from helixqueue.service.admission import OPEN_LIMIT_KEY
 from helixqueue.service.costs import ANONYMOUS
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import RawBodyDep, RequestLogDep, ServiceDep, operation, router
-from helixqueue.webhook.operations import (
-    Received,
-    authenticate,
-    refusal_of,
-    submit_event,
-)
+from helixqueue.webhook.asgi import in_time
+from helixqueue.webhook.operations import Received, authenticate, refusal_of, submit_event
 
 if TYPE_CHECKING:
     from helixqueue.records.webhook import DeliveryAnswer
@@ -82,6 +79,9 @@ async def receive_webhook(
     except BadSignature as error:
         request_log.warn(tenant=tenant if is_name(tenant) else None, reason=error.reason)
         raise
+    except UnreadableDelivery:
+        request.scope[OPEN_LIMIT_KEY].give_back()  # its signature is valid
+        raise
     request.scope[OPEN_LIMIT_KEY].give_back()  # counted by admission
     request_log.add(tenant=tenant)
     event, mapping = received.event, received.mapping
@@ -97,7 +97,7 @@ async def receive_webhook(
             f"events {event.type[:100]} of {source} are for an application with a Python effect",
             retry_after=60,
         )
-    answer = await session.submit(received)
+    answer = await in_time(received, session.submit(received))
     failpoint("webhook.committed")
     request_log.add(decision=answer.decision, effect_id=answer.effect)
     refused = refusal_of(received, answer)
@@ -129,12 +129,10 @@ class _Session:
 
     async def authenticate(self, headers: list[tuple[bytes, bytes]], body: bytes) -> Received:
         """Raise `BadSignature` unless the body has a valid signature of the source."""
-        if not (is_name(self._tenant) and is_name(self._source)):
-            raise BadSignature("unknown source")
-        try:
-            stored = await self._run(calls.find_secrets(tenant=self._tenant, name=self._source))
-        except InvalidToken:
-            raise BadSignature("unknown source") from None
+        stored = None
+        if is_name(self._tenant) and is_name(self._source):
+            with suppress(InvalidToken):
+                stored = await self._run(calls.find_secrets(tenant=self._tenant, name=self._source))
         received = await self._service.compute.run_if_large(
             body, ANONYMOUS, authenticate, stored, headers, body
         )
