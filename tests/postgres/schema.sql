@@ -5825,7 +5825,9 @@ CREATE FUNCTION helix.is_match(p_class helix.requirement_class, p_device helix.d
      and (p_class.gpu_model = '{}' or exists (
        select from unnest(p_class.gpu_model) as g (glob)
        where lower(coalesce(p_device.model, ''))
-             like replace(replace(replace(replace(replace(lower(g.glob), '\', '\\'), '%', '\%'), '_', '\_'), '*', '%'), '?', '_')))
+             -- Not a backslash: what it means in a text is a setting of the session.
+             like replace(replace(replace(replace(replace(lower(g.glob), '!', '!!'), '%', '!%'), '_', '!_'), '*', '%'), '?', '_')
+             escape '!'))
 $$;
 
 ALTER FUNCTION helix.is_match(p_class helix.requirement_class, p_device helix.device) OWNER TO helix_engine;

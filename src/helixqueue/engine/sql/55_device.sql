@@ -49,7 +49,9 @@ language sql immutable parallel safe as $$
      and (p_class.gpu_model = '{}' or exists (
        select from unnest(p_class.gpu_model) as g (glob)
        where lower(coalesce(p_device.model, ''))
-             like replace(replace(replace(replace(replace(lower(g.glob), '\', '\\'), '%', '\%'), '_', '\_'), '*', '%'), '?', '_')))
+             -- Not a backslash: what it means in a text is a setting of the session.
+             like replace(replace(replace(replace(replace(lower(g.glob), '!', '!!'), '%', '!%'), '_', '!_'), '*', '%'), '?', '_')
+             escape '!'))
 $$;
 
 -- Whether these resources are enough for work of these requirements: whole devices that match, and what is left of the rest.
