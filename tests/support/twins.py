@@ -62,6 +62,7 @@ def generate(path: Path) -> str:
         text = _unwrapped(text, wrapper)
     text = text.replace("from redis.time import", "from redis import")
     text = re.sub(r"\btime\.to_thread\(([\w.]+)(, )?", r"\1(", text)
+    text = re.sub(r"\bshielded\((.+)\)$", r"\1", text, flags=re.MULTILINE)  # no thread is cancelled
     for command in (
         ["check", "--quiet", "--fix-only", "--unsafe-fixes", "--select", FIXES],
         ["format"],

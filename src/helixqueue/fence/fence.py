@@ -20,7 +20,7 @@ from helixqueue.fence import encoding
 from helixqueue.fence.base_fence import BaseFence, FenceOptions, Outcome, default_actor
 from helixqueue.fence.heartbeat import FenceHeartbeat
 from helixqueue.fence.metrics import Counters, prometheus_text
-from helixqueue.fence.runner import Run, StepRunner
+from helixqueue.fence.runner import InstructionRunner, Run
 from helixqueue.operations.instructions import run_instructions
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Fence(BaseFence):
 
     client_name = "HelixQueue"
     _client: Fences
-    _entered: tuple[GuardedCall, StepRunner] | None = None
+    _entered: tuple[GuardedCall, InstructionRunner] | None = None
 
     def __call__(self, function: Callable[PS, R]) -> FencedFunction[PS, R]:
         self._check_function(function)
@@ -89,7 +89,7 @@ class Fence(BaseFence):
         def outcome(*args: Any, **kwargs: Any) -> Outcome[Any]:  # noqa: ANN401
             call = self._call(signature, args, kwargs)
             within, probe = self._within(args, kwargs), self._probe(args, kwargs)
-            runner = StepRunner(self._client.run, call.read_probe, within, probe)
+            runner = InstructionRunner(self._client.run, call.read_probe, within, probe)
             held = run_instructions(call.enter(), runner)
             try:
                 if held.first:
@@ -111,7 +111,7 @@ class Fence(BaseFence):
         if self._entered is not None:
             raise self._entered_twice()
         call, options = self._block(), self._options
-        runner = StepRunner(
+        runner = InstructionRunner(
             self._client.run, call.read_probe, options.get("within"), options.get("probe")
         )
         held = run_instructions(call.enter(), runner)
@@ -128,6 +128,6 @@ class Fence(BaseFence):
         _leave(*self._entered, error)
 
 
-def _leave(call: GuardedCall, runner: StepRunner, error: BaseException | None) -> None:
+def _leave(call: GuardedCall, runner: InstructionRunner, error: BaseException | None) -> None:
     call.reset_context()
     runner.finish(call.leave(error))

@@ -19,7 +19,7 @@ from helixqueue.fence import encoding
 from helixqueue.fence.base_fence import BaseFence, FenceOptions, Outcome, default_actor
 from helixqueue.fence.heartbeat import AsyncFenceHeartbeat
 from helixqueue.fence.metrics import Counters, prometheus_text
-from helixqueue.fence.runner import AsyncRun, AsyncStepRunner
+from helixqueue.fence.runner_async import AsyncInstructionRunner, AsyncRun
 from helixqueue.operations.instructions import run_instructions_async
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class AsyncFence(BaseFence):
 
     client_name = "AsyncHelixQueue"
     _client: AsyncFences
-    _entered: tuple[GuardedCall, AsyncStepRunner] | None = None
+    _entered: tuple[GuardedCall, AsyncInstructionRunner] | None = None
 
     def __call__(
         self, function: Callable[PS, Coroutine[Any, Any, R]]
@@ -90,7 +90,7 @@ class AsyncFence(BaseFence):
         async def outcome(*args: Any, **kwargs: Any) -> Outcome[Any]:  # noqa: ANN401
             call = self._call(signature, args, kwargs)
             within, probe = self._within(args, kwargs), self._probe(args, kwargs)
-            runner = AsyncStepRunner(self._client.run, call.read_probe, within, probe)
+            runner = AsyncInstructionRunner(self._client.run, call.read_probe, within, probe)
             held = await run_instructions_async(call.enter(), runner)
             try:
                 if held.first:
@@ -112,7 +112,7 @@ class AsyncFence(BaseFence):
         if self._entered is not None:
             raise self._entered_twice()
         call, options = self._block(), self._options
-        runner = AsyncStepRunner(
+        runner = AsyncInstructionRunner(
             self._client.run, call.read_probe, options.get("within"), options.get("probe")
         )
         held = await run_instructions_async(call.enter(), runner)
@@ -130,7 +130,7 @@ class AsyncFence(BaseFence):
 
 
 async def _leave_async(
-    call: GuardedCall, runner: AsyncStepRunner, error: BaseException | None
+    call: GuardedCall, runner: AsyncInstructionRunner, error: BaseException | None
 ) -> None:
     call.reset_context()
     await runner.finish(call.leave(error))

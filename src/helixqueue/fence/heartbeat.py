@@ -22,7 +22,8 @@ from helixqueue.identity import key_text
 
 if TYPE_CHECKING:
     from helixqueue.engine.fences import FenceLease, Times
-    from helixqueue.fence.runner import AsyncRun, Run
+    from helixqueue.fence.runner import Run
+    from helixqueue.fence.runner_async import AsyncRun
 
 log = logging.getLogger("helixqueue.fence")
 BEATS_PER_LEASE = 3

@@ -1,8 +1,8 @@
-"""Performs the instructions of a fenced call, in a thread or in an event loop."""
+# Generated from runner_async.py by `make twins`: change that file.
+"""Performs the instructions of a fenced call in the calling thread."""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import time
@@ -10,17 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from helixqueue.fence.protocol import CompareRequests, Instruction, RunProbe, Savepoint
-from helixqueue.operations.instructions import (
-    Execute,
-    Sleep,
-    run_instructions,
-    run_instructions_async,
-)
-from helixqueue.postgres.caller_transaction import run_within, run_within_async, translating
+from helixqueue.operations.instructions import Execute, Sleep, run_instructions
+from helixqueue.postgres.caller_transaction import run_within, translating
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
 
     from helixqueue.fence.protocol import ProbeFinding
     from helixqueue.postgres.call import Call
@@ -37,11 +32,7 @@ class Run(Protocol):
     def __call__(self, call: Call[T], /) -> T: ...
 
 
-class AsyncRun(Protocol):
-    def __call__(self, call: Call[T], /) -> Awaitable[T]: ...
-
-
-class StepRunner:
+class InstructionRunner:
     """Performs the instructions of one call on a client, or on the caller's connection.
 
     `read_probe` turns what the probe returned, or the exception it raised, into a finding.
@@ -52,7 +43,7 @@ class StepRunner:
         run: Run,
         read_probe: Callable[[object], ProbeFinding],
         within: Any = None,  # noqa: ANN401 - any connection that submit takes
-        probe: Callable[[], object] | None = None,
+        probe: Callable[[], Any] | None = None,
     ) -> None:
         self._run: Run = run if within is None else partial(run_within, within)
         self._read_probe = read_probe
@@ -64,22 +55,27 @@ class StepRunner:
         if isinstance(instruction, Execute):
             return self._run(instruction.call)
         if isinstance(instruction, Sleep):
-            time.sleep(instruction.seconds)
-            return None
+            return time.sleep(instruction.seconds)
         if isinstance(instruction, RunProbe):
             return self._read_probe(self._run_probe())
         if isinstance(instruction, CompareRequests):
+            if len(instruction.first or "") + len(instruction.received) > MAX_LOOP_CHARS:
+                return instruction.changes()
             return instruction.changes()
         return self._perform_savepoint(instruction)
 
     def finish(self, instructions: Generator[Instruction, Any, T]) -> T:
+        """Run the instructions to their end: a seal must follow its effect."""
         return run_instructions(instructions, self)
 
     def _run_probe(self) -> object:
         try:
-            return None if self._probe is None else self._probe()
+            found = None if self._probe is None else self._probe()
+            if inspect.isawaitable(found):
+                return found
         except Exception as error:  # noqa: BLE001 - a failed probe has found nothing
             return error
+        return found
 
     def _perform_savepoint(self, instruction: Savepoint) -> bool:
         if instruction.action == "open":
@@ -102,67 +98,6 @@ class StepRunner:
         return True
 
 
-class AsyncStepRunner:
-    """The same in an event loop."""
-
-    def __init__(
-        self,
-        run: AsyncRun,
-        read_probe: Callable[[object], ProbeFinding],
-        within: Any = None,  # noqa: ANN401 - any connection that submit takes
-        probe: Callable[[], Any] | None = None,
-    ) -> None:
-        self._run: AsyncRun = run if within is None else partial(run_within_async, within)
-        self._read_probe = read_probe
-        self._within = within
-        self._probe = probe
-        self._savepoint: AbstractAsyncContextManager[Any] | None = None
-
-    async def __call__(self, instruction: Instruction) -> Any:  # noqa: ANN401 - each instruction has its own reply
-        if isinstance(instruction, Execute):
-            return await self._run(instruction.call)
-        if isinstance(instruction, Sleep):
-            return await asyncio.sleep(instruction.seconds)
-        if isinstance(instruction, RunProbe):
-            return self._read_probe(await self._run_probe())
-        if isinstance(instruction, CompareRequests):
-            if len(instruction.first or "") + len(instruction.received) <= MAX_LOOP_CHARS:
-                return instruction.changes()
-            return await asyncio.to_thread(instruction.changes)
-        return await self._perform_savepoint(instruction)
-
-    async def finish(self, instructions: Generator[Instruction, Any, T]) -> T:
-        """Run the instructions to their end, also while being cancelled."""
-        return await shielded(run_instructions_async(instructions, self))
-
-    async def _run_probe(self) -> object:
-        try:
-            found = None if self._probe is None else self._probe()
-            return await found if inspect.isawaitable(found) else found
-        except Exception as error:  # noqa: BLE001 - a failed probe has found nothing
-            return error
-
-    async def _perform_savepoint(self, instruction: Savepoint) -> bool:
-        if instruction.action == "open":
-            with translating():
-                self._savepoint = _open_savepoint(self._within)
-                await self._savepoint.__aenter__()
-            return True
-        assert self._savepoint is not None  # noqa: S101 - opened before
-        if instruction.action == "keep":
-            with translating():
-                await self._savepoint.__aexit__(None, None, None)
-            return True
-        try:
-            await self._savepoint.__aexit__(Undo, Undo(), None)
-        except Undo:
-            return True
-        except Exception as error:  # noqa: BLE001 - any driver's error of a dead connection
-            log.info("fence: the caller's transaction is not usable any more: %s", error)
-            return False
-        return True
-
-
 class Undo(Exception):
     """Makes a savepoint or a transaction roll back."""
 
@@ -171,20 +106,3 @@ def _open_savepoint(within: Any) -> Any:  # noqa: ANN401 - of any driver
     """`begin_nested` of SQLAlchemy, `transaction` of psycopg and asyncpg."""
     nested = getattr(within, "begin_nested", None) or within.transaction
     return nested()
-
-
-async def shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` to its end even while being cancelled: a seal must follow its effect."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while True:
-        try:
-            value = await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if task.done():
-                raise
-            cancelled = error
-        else:
-            if cancelled is not None:
-                raise cancelled
-            return value

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from helixqueue.fence import protocol
 from helixqueue.fence.http.execute import KeyedExecution
-from helixqueue.fence.runner import AsyncStepRunner
+from helixqueue.fence.runner_async import AsyncInstructionRunner
 from helixqueue.operations.instructions import Sleep, run_instructions_async, short_pause
 from helixqueue.postgres.tenant_sessions import TransactionLost
 
@@ -38,7 +38,7 @@ class LocalTransaction(Protocol):
     async def rollback(self) -> None: ...
 
 
-class _ClaimRunner(AsyncStepRunner):
+class _ClaimRunner(AsyncInstructionRunner):
     """Waits for another holder without a transaction, so that its connection serves others."""
 
     def __init__(
@@ -64,7 +64,7 @@ class LocalExecution(KeyedExecution):
         self._transaction = transaction
         self._spec = replace(self._spec, start=False)  # no marker: the effect cannot outlive it
         self._runner = _ClaimRunner(transaction, self._read_probe, self._probe)
-        self._last_runner = AsyncStepRunner(transaction.commit, self._read_probe)
+        self._last_runner = AsyncInstructionRunner(transaction.commit, self._read_probe)
 
     async def perform(self) -> None:
         deadline = time.monotonic() + RETRY_SECONDS

@@ -34,7 +34,7 @@ from helixqueue.fence.http.problem import FenceProblem, problem_of
 from helixqueue.fence.http.recorder import EFFECT_HEADER, Recorder
 from helixqueue.fence.http.stored import FORM, CorruptResponse, StoredResponse
 from helixqueue.fence.receipt import downstream_key
-from helixqueue.fence.runner import AsyncStepRunner
+from helixqueue.fence.runner_async import AsyncInstructionRunner
 from helixqueue.operations.instructions import run_instructions_async
 from helixqueue.postgres.tenant_sessions import InvalidToken
 from helixqueue.records.fence import receipt_text
@@ -103,7 +103,9 @@ class KeyedExecution:
         self._send = send
         probe = fenced.probe
         self._probe = None if probe is None else partial(probe, scope, request.body)
-        self._runner = AsyncStepRunner(fenced.fences.run, self._read_probe, probe=self._probe)
+        self._runner = AsyncInstructionRunner(
+            fenced.fences.run, self._read_probe, probe=self._probe
+        )
         decisions.add(key=request.key, source_id=request.key, tenant=request.spec.tenant)
 
     async def perform(self) -> None:

@@ -40,7 +40,7 @@ from helixqueue.fence.http.session_execution import SessionExecution, UnfencedSe
 from helixqueue.fence.http.session_transaction import Sessions, SessionSource, SessionTransaction
 from helixqueue.fence.http.status import requested_fence, send_state
 from helixqueue.fence.policy import UNLISTED, Policy
-from helixqueue.fence.runner import shielded
+from helixqueue.fence.shield import shielded
 from helixqueue.log.lines import event
 
 if TYPE_CHECKING:
