@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Iterator
 
 TIMEOUT_SECONDS: Final = 0.05  # the longest wait for an answer
 SLOW_SECONDS: Final = 0.02  # an answer that takes longer is a fault: the database is as fast

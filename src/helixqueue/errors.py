@@ -9,10 +9,8 @@ A message says what was expected, what came, and what to do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
-
-if TYPE_CHECKING:
-    from datetime import timedelta
+from datetime import timedelta
+from typing import Any, ClassVar
 
 
 class HelixError(Exception):

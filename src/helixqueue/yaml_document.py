@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,8 +15,6 @@ from pydantic_core import to_json
 from helixqueue.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pydantic_core import ErrorDetails
 
 _MAX_NODES: Final = 10_000  # aliases can multiply a small file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid  # noqa: TC003
+import uuid
 from dataclasses import dataclass
 
 from tests.support.lab import WORK_LOCATION

@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, fields
-from pathlib import Path  # noqa: TC003 - Typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer

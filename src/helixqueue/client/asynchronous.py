@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
 from helixqueue.client.async_client import AsyncClient
@@ -11,9 +13,6 @@ from helixqueue.client.postgres_backend import AsyncPostgresBackend
 from helixqueue.records.ledger import GapRule, LedgerDeclaration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
     from helixqueue.client.settings import ClientSettings
     from helixqueue.fence import AsyncFence, AsyncFences, FenceOptions
     from helixqueue.ledger.feed_async import AsyncFeed

@@ -11,6 +11,7 @@ so tables of the program go there without any setting, and no other role looks f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -20,8 +21,6 @@ from psycopg.conninfo import conninfo_to_dict
 from helixqueue.engine.migrate import LOCK, migrate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from helixqueue.embedded import Postgres
     from helixqueue.engine.migrate import Migrated
 

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -26,8 +27,6 @@ from helixqueue.failpoints import failpoint
 from helixqueue.fence.encoding import NotApplied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from helixqueue.fence import FenceOptions, Fences
     from helixqueue.ledger.feed import Feed
     from helixqueue.records.ledger import FeedEvent

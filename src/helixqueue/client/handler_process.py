@@ -13,10 +13,12 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import import_module
+from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from helixqueue.client.backend import backend_of
 from helixqueue.errors import LeaseLost
@@ -30,10 +32,6 @@ from helixqueue.worker.lease import Lease
 from helixqueue.worker.options import WorkerOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from typing import TextIO
-
     from helixqueue.transport.protocol import Transport
 
 # The database keeps the deadline; a worker measures its own.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Unpack
 
 from helixqueue.client.http_backend import HttpBackend
@@ -10,8 +11,6 @@ from helixqueue.client.sync_client import SyncClient
 from helixqueue.records.ledger import GapRule, LedgerDeclaration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from helixqueue.client.settings import HttpSettings
     from helixqueue.ledger.remote_feed import RemoteFeed
     from helixqueue.ledger.user_ledger import Ledger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Unpack
 
 from helixqueue.client.async_client import AsyncClient
@@ -9,8 +10,6 @@ from helixqueue.client.http_backend import AsyncHttpBackend
 from helixqueue.records.ledger import GapRule, LedgerDeclaration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from helixqueue.client.settings import HttpSettings
     from helixqueue.ledger.remote_feed_async import AsyncRemoteFeed
     from helixqueue.ledger.user_ledger_async import AsyncLedger

@@ -7,13 +7,12 @@ letters = rows(letters.list_letters)  # helix.letters(reason="json") -> Iterator
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from helixqueue.records.parameter import MAX_PAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from helixqueue.operations.operation import Operation
     from helixqueue.records.page import Page
 

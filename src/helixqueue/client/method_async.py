@@ -6,13 +6,12 @@ letters = async_rows(letters.list_letters)  # helix.letters(reason="json") -> As
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from helixqueue.records.parameter import MAX_PAGE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
-
     from helixqueue.operations.operation import Operation
     from helixqueue.records.page import Page
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import signal
 import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from helixqueue.client.backend import backend_of
@@ -22,8 +23,6 @@ from helixqueue.worker.options import WorkerOptions
 from helixqueue.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-
     from helixqueue.client.async_client import AsyncClient
     from helixqueue.worker.health import WorkSummary
     from helixqueue.worker.options import WorkOptions

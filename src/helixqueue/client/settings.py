@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
+from typing import Any, Self, TypedDict, TypeVar
 
 from helixqueue.errors import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MOST_SECONDS = 86_400
 MOST_CONNECTIONS = 10_000

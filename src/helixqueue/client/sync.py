@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
 from helixqueue.client.database_source import EmbeddedSource
@@ -12,9 +14,6 @@ from helixqueue.client.sync_client import SyncClient
 from helixqueue.records.ledger import GapRule, LedgerDeclaration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
     from helixqueue.client.settings import ClientSettings
     from helixqueue.fence import Fence, FenceOptions, Fences
     from helixqueue.ledger.feed import Feed

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, overload
+from uuid import UUID
 
 from helixqueue.client.method import method, rows
 from helixqueue.operations import batch_actions, batch_reads, identities, submit
@@ -18,9 +20,6 @@ from helixqueue.operations.instructions import Instructions, run_instructions
 from helixqueue.records.submission import Submission
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from uuid import UUID
-
     from helixqueue.client.backend import SyncBackend
     from helixqueue.client.run_worker import Queues
     from helixqueue.identity.twins import TwinGroup

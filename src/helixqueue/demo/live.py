@@ -15,8 +15,9 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import psycopg
@@ -32,9 +33,6 @@ from helixqueue.postgres.database import Database
 from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from types import TracebackType
-
     from helixqueue.intake.producer import Producer
 
 SHEET_SECONDS = 1.0

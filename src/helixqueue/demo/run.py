@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,6 @@ from helixqueue.postgres.database import Database
 from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from helixqueue.embedded import Postgres
     from helixqueue.records.batch import BatchDetail
 

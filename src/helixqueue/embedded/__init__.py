@@ -12,15 +12,13 @@ supervised (a server that dies is restarted).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from helixqueue.embedded.postgres import Postgres
 from helixqueue.embedded.server import Startable
 from helixqueue.embedded.valkey import Valkey
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["Postgres", "Servers", "Valkey"]
 

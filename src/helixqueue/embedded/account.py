@@ -16,15 +16,12 @@ from __future__ import annotations
 import os
 import pwd
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from helixqueue.errors import Unavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 # Inside 60800-61183, which systemd's table of uids leaves unused: no login, daemon or dynamic user
 # has it. With `nobody`, every daemon that runs as `nobody` could read the data.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 from urllib.parse import quote
 
 from psycopg import pq
@@ -17,10 +18,6 @@ from helixqueue.embedded.account import Account
 from helixqueue.embedded.postgres_conf import HBA, helix_conf
 from helixqueue.embedded.server import CLEAN_ENVIRONMENT, EmbeddedServer
 from helixqueue.errors import Unavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 DATABASE = "helix"
 BOOTSTRAP = "helix_bootstrap"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 # Setting, value, reason. All exist in PostgreSQL 15 to 18.
 SETTINGS: tuple[tuple[str, str, str], ...] = (

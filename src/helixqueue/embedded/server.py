@@ -25,18 +25,16 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, ClassVar, Self
+from typing import BinaryIO, ClassVar, Self
 
 from helixqueue.embedded import sentinel
 from helixqueue.embedded.account import Account, explain_os_error
 from helixqueue.embedded.sharing import Progress, Sharing
 from helixqueue.embedded.supervisor import Supervisor
 from helixqueue.errors import Unavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
 

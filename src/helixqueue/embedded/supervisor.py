@@ -8,14 +8,10 @@ import select
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from helixqueue.embedded.sharing import Sharing, has_writer
 from helixqueue.errors import HelixError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 log = logging.getLogger(__name__)
 

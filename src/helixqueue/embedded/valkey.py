@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote
 
@@ -13,8 +14,6 @@ from helixqueue.embedded.server import EmbeddedServer
 from helixqueue.errors import Unavailable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from helixqueue.embedded.account import Account
 
 # Setting, value, reason.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
@@ -17,9 +19,6 @@ from helixqueue.fence.guarded_call import GuardedCall
 from helixqueue.fence.protocol import FenceSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-
     from helixqueue.engine.fences import Times
     from helixqueue.fence.fence import Fences
     from helixqueue.fence.fence_async import AsyncFences

@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 import logging
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 from uuid import UUID
 
 from pydantic import TypeAdapter
@@ -23,9 +24,6 @@ from helixqueue.errors import InvalidIdentity, InvalidPayload, Refused, ResultGo
 from helixqueue.fence.protocol import ProbeFinding
 from helixqueue.identity import canonical_text, canonicalize
 from helixqueue.records.fence import receipt_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 log = logging.getLogger("helixqueue.fence")
 

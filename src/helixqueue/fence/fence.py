@@ -12,7 +12,9 @@ key of `helix.fence` decides between concurrent callers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 from helixqueue.engine import fences
@@ -24,9 +26,6 @@ from helixqueue.fence.runner import InstructionRunner, Run
 from helixqueue.operations.instructions import run_instructions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
     from helixqueue.fence.guarded_call import GuardedCall, HeldFence
 
 PS = ParamSpec("PS")

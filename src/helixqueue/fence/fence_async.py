@@ -11,7 +11,9 @@ key of `helix.fence` decides between concurrent callers.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from functools import wraps
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 from helixqueue.engine import fences
@@ -23,9 +25,6 @@ from helixqueue.fence.runner_async import AsyncInstructionRunner, AsyncRun
 from helixqueue.operations.instructions import run_instructions_async
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from types import TracebackType
-
     from helixqueue.fence.guarded_call import GuardedCall, HeldFence
 
 PS = ParamSpec("PS")

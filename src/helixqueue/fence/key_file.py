@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 from helixqueue.errors import NotInstalled, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from helixqueue.fence.ed25519 import Ed25519Signer
 
 DEFAULT = Path("~/.config/helixq.key")

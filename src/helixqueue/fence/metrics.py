@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import NotInstalled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from prometheus_client import Metric
 
     from helixqueue.engine.fences import FenceCount, SweepLag

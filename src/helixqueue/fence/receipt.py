@@ -16,6 +16,7 @@ anyone can compute one. What *proves* an effect is a signature over the whole do
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,8 +27,6 @@ from helixqueue.identity import PART_SEPARATOR, key_bytes, key_text
 from helixqueue.records.fence import RECEIPT_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from helixqueue.fence.signing import Signer
     from helixqueue.records.fence import FenceRow
 

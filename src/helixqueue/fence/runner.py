@@ -6,6 +6,8 @@ from __future__ import annotations
 import inspect
 import logging
 import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -14,9 +16,6 @@ from helixqueue.operations.instructions import Execute, Sleep, run_instructions
 from helixqueue.postgres.caller_transaction import run_within, translating
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from contextlib import AbstractContextManager
-
     from helixqueue.fence.protocol import ProbeFinding
     from helixqueue.postgres.call import Call
 

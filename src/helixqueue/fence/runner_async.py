@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -14,9 +16,6 @@ from helixqueue.operations.instructions import Execute, Sleep, run_instructions_
 from helixqueue.postgres.caller_transaction import run_within_async, translating
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
-    from contextlib import AbstractAsyncContextManager
-
     from helixqueue.fence.protocol import ProbeFinding
     from helixqueue.postgres.call import Call
 

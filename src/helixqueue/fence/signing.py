@@ -10,14 +10,12 @@ import base64
 import binascii
 import hashlib
 import hmac
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import rfc8785
 
 from helixqueue.errors import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class Signer(Protocol):

@@ -11,13 +11,11 @@ two lists of 5000 items and fails on deep documents; the tests use it to apply t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from helixqueue.identity.strictjson import pointer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_OPS: Final = 100
 MAX_PATCH_CHARS: Final = 64 * 1024  # all strings of all operations, and one for other values

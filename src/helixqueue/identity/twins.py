@@ -12,6 +12,7 @@ therefore good for comparing with other skeletons of the same release, and for n
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -21,8 +22,6 @@ from helixqueue.errors import NotInstalled
 from helixqueue.identity.canonical import PART_SEPARATOR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
     from helixqueue.identity.canonical import Identity
 
 Kind = Literal["spelling", "case", "look-alike"]

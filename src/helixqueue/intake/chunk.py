@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -34,8 +35,6 @@ from helixqueue.records.submission import Source, SubmissionRow
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from helixqueue.intake.figures import IntakeCounters, StreamSnapshot
     from helixqueue.intake.settings import IntakeSettings
     from helixqueue.intake.stream import Entry

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -24,7 +25,6 @@ from helixqueue.operations.chunks import chunks
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
 
     from helixqueue.intake.settings import IntakeSettings
 

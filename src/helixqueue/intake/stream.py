@@ -7,6 +7,7 @@ drop repeated fields.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import redis
@@ -17,8 +18,6 @@ from helixqueue.errors import Unavailable
 from helixqueue.intake.figures import StreamSnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from helixqueue.intake.settings import IntakeSettings
     from helixqueue.operations.message import Fields
 

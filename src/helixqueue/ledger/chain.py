@@ -8,14 +8,12 @@ time, nine header fields joined by `>`, then the arrays as PostgreSQL sends them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from hashlib import sha256
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import NamedTuple
 
 INT2, INT4, INT8, BYTEA = 21, 23, 20, 17  # type numbers of array elements
 _WIDTHS = {INT2: 2, INT4: 4, INT8: 8}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -17,8 +18,6 @@ from helixqueue.identity import PART_SEPARATOR, key_text
 from helixqueue.ledger.chain import microseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from helixqueue.records.ledger import LedgerDeclaration
 
 FAULTS_SHOWN: Final = 100

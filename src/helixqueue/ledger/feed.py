@@ -15,7 +15,8 @@ next consumer of the feed gets the same events.
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,9 +29,6 @@ from helixqueue.postgres.caller_transaction import translating
 from helixqueue.postgres.transaction_bounds import END_OVERDUE, TransactionBound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-
     import psycopg
 
     from helixqueue.operations.batches import Operations

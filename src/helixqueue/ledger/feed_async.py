@@ -14,7 +14,8 @@ next consumer of the feed gets the same events.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,9 +28,6 @@ from helixqueue.postgres.caller_transaction import translating
 from helixqueue.postgres.transaction_bounds import END_OVERDUE, TransactionBound
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
-
     import psycopg
 
     from helixqueue.operations.batches import Operations

@@ -11,16 +11,14 @@ calls have hundreds of batches, and 500 if each call has one: one million batche
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from helixqueue.ledger.chain import INT2, INT4, INT8, LedgerEntry, entry_hash, integers
 from helixqueue.states import ARROWS, FINAL, State
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 # Previous entry, version, attempt and queue of one step, from the arrays of its entry.
 StepColumns = tuple[int | None, int, int, int]

@@ -23,6 +23,7 @@ import hmac
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -31,8 +32,6 @@ from helixqueue.errors import HelixError
 from helixqueue.postgres.database import is_usable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from helixqueue.postgres.database import Database
 
 log = logging.getLogger("helixqueue.ledger.hint")

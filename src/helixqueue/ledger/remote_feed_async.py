@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.operations import feeds
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from datetime import datetime
-
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.instructions import Instructions
     from helixqueue.records.ledger import FeedEvent, FeedRow

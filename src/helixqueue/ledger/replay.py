@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -33,8 +33,6 @@ from helixqueue.postgres.snapshot import snapshot
 from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from psycopg import Connection, Cursor
     from psycopg.abc import Buffer
 

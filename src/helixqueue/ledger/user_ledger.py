@@ -11,6 +11,7 @@ if answer.is_new: ...
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from helixqueue.errors import Refused
@@ -18,8 +19,6 @@ from helixqueue.operations import ledgers
 from helixqueue.records.ledger import Appended, NewEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.instructions import Instructions
     from helixqueue.operations.ledgers import EventLike

@@ -10,6 +10,7 @@ if answer.is_new: ...
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from helixqueue.errors import Refused
@@ -17,8 +18,6 @@ from helixqueue.operations import ledgers
 from helixqueue.records.ledger import Appended, NewEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.instructions import Instructions
     from helixqueue.operations.ledgers import EventLike

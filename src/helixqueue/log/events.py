@@ -8,15 +8,14 @@ the attempt, and the worker logs that.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from helixqueue.identity import PART_SEPARATOR
 from helixqueue.log.lines import event, refused_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from uuid import UUID
-
     from helixqueue.records.lease import LeaseRow, WriteResult
     from helixqueue.states import State
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import orjson
 
 from helixqueue.log.lines import PLAIN_TYPES, bounded, head, loggable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 log = logging.getLogger("helixqueue.service.request")
 

@@ -15,14 +15,12 @@ import sys
 import textwrap
 import time
 import traceback
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from helixqueue.identity import escaped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 LOG_BYTES: Final = 10_000_000
 _CLEAR: Final = "\r\x1b[2K"

@@ -10,6 +10,7 @@ read one snapshot, so traffic can continue.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import groupby
@@ -24,8 +25,6 @@ from helixqueue.postgres.statements import statements
 from helixqueue.postgres.tenant_sessions import limit_statement_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
     from psycopg import Connection
 
 WITNESSES = 10

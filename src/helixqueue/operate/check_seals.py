@@ -7,6 +7,7 @@ batch: inside the database these are consistent, but the digests of a seal no lo
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,6 @@ from helixqueue.operate.seal import EXPIRING, MARK_BYTES, SEALS, range_of, read_
 from helixqueue.postgres.snapshot import snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from psycopg import Connection
 
     from helixqueue.fence.signing import Signer

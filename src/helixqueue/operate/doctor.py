@@ -6,8 +6,8 @@ examines data.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg.rows import dict_row
@@ -26,10 +26,6 @@ from helixqueue.operate.examination import DoctorQueries, Finding, Verdict, find
 from helixqueue.postgres.database import connect_options
 from helixqueue.postgres.sqlstate import unreached
 from helixqueue.records.duty import START_SERVICE, DutyRow, late_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 NEWEST_TESTED = 18
 # A snapshot this old makes claims noticeably slower on a busy queue.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from helixqueue.errors import HelixError, NotInstalled, Unavailable
 from helixqueue.operate.examination import DoctorQueries, Finding, Verdict, finding_of
 from helixqueue.outputs.stores import open_store, probe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CLOCK_S = 5.0
 DEAD_ROWS = 100_000

@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
 from mmap import mmap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
+from uuid import UUID
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
@@ -29,10 +32,6 @@ from helixqueue.postgres.snapshot import snapshot
 from helixqueue.postgres.statements import sql_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-    from uuid import UUID
-
     from psycopg import Connection
 
     from helixqueue.fence.signing import Signer

@@ -8,17 +8,14 @@ the key of the batch and contains its number, so the digest binds the one to the
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 from helixqueue.fence.receipt import time_text
 from helixqueue.identity import key_bytes, key_text, stored_public_id
 from helixqueue.ledger.chain import INT8, LedgerEntry, integers, moment
 from helixqueue.ledger.fold import Step, step_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _KEY = 33  # bytes of a key: its version and a SHA-256
 _HEAD = _KEY + 32 + 8  # key, fingerprint, time

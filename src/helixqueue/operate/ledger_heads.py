@@ -8,6 +8,8 @@ out. Everyone who has the public key and an export verifies it without a databas
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from helixqueue.engine import ledgers
@@ -16,9 +18,6 @@ from helixqueue.ledger.event_chain import LedgerReplay, export_line, read_line
 from helixqueue.operate.signed_series import SignedSeries, document_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
     from helixqueue.engine.ledgers import Bucket, LedgerDigest, StoredEvent
     from helixqueue.fence.signing import Signer
     from helixqueue.records.ledger import LedgerDeclaration

@@ -14,7 +14,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.engine import seals
@@ -29,9 +31,6 @@ from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.seal import SealHead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
     from psycopg import Connection
 
     from helixqueue.fence.signing import Signer

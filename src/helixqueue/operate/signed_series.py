@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rfc8785
@@ -20,9 +22,6 @@ from helixqueue.fence.receipt import time_text
 from helixqueue.fence.signing import signature_faults, signed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
     from helixqueue.fence.signing import Signer
 
 Document = dict[str, Any]

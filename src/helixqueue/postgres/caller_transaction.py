@@ -11,6 +11,7 @@ of a call has a text form, so each is sent as text and cast twice.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cache
@@ -24,8 +25,6 @@ from helixqueue.errors import NotInTransaction, Refused
 from helixqueue.postgres.sqlstate import translate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from helixqueue.postgres.call import Call, Row
 
 T = TypeVar("T")

@@ -15,15 +15,12 @@ import asyncio
 import math
 import os
 import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
 
 from helixqueue.errors import HelixError, Unavailable
 from helixqueue.postgres.database import AsyncDatabase, Database, is_idle, is_usable
 from helixqueue.postgres.fairness import FairSemaphore
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 CLOSED = "this client was closed; create a new one"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from psycopg.pq import TransactionStatus
 from helixqueue.postgres.sqlstate import translate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from psycopg import Connection
 
 

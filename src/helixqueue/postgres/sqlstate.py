@@ -7,9 +7,10 @@ recognised by class name and attributes: the libraries may not be installed.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import psycopg
 
@@ -24,9 +25,6 @@ from helixqueue.errors import (
     SchemaMismatch,
     Unavailable,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _BY_STATE: dict[str, Callable[[str], HelixError]] = {
     "QH001": IllegalTransition,  # no such arrow

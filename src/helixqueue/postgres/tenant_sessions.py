@@ -9,8 +9,9 @@ are sent in one pipeline, which PostgreSQL runs as one transaction.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import ExecStatus
@@ -22,9 +23,6 @@ from helixqueue.postgres.pool import AsyncPool
 from helixqueue.postgres.sqlstate import translate
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.postgres.transaction_bounds import OWN, TransactionBound
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine, Sequence
 
 T = TypeVar("T")
 _SQL = sql_texts("helixqueue.postgres", "tenant_sessions.sql")

@@ -9,6 +9,7 @@ feed that waits, a service and a worker at times (docs/decisions, 0058).
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -21,8 +22,6 @@ from helixqueue.postgres.sqlstate import translate
 from helixqueue.postgres.statements import sql_texts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
     from helixqueue.postgres.database import AsyncDatabase, Database
 
 _SQL = sql_texts("helixqueue.postgres", "transaction_bounds.sql")

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import logging
 import secrets
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,8 +21,6 @@ from psycopg import sql
 from helixqueue.errors import HelixError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     from helixqueue.postgres.database import AsyncDatabase
 
 log = logging.getLogger("helixqueue.engine")

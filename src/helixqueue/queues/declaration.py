@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, get_type_hints, overload
 
@@ -24,8 +25,6 @@ from helixqueue.records.parameter import check_value, kind_of
 from helixqueue.records.queue import QueueSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
-
     from helixqueue.worker.lease import AsyncLease, Lease
 
 P = TypeVar("P", default=Any)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from helixqueue.errors import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FREE = ("gpus", "gpu_vram_gb", "cpu_cores", "ram_gb", "disk_gb", "labels")
 KNOWN = (*FREE, "gpu_model", "gpu_cc_min")

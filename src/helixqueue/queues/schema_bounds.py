@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 from helixqueue.errors import Refused
 from helixqueue.queues.pattern_size import pattern_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 MAX_SCHEMA_BYTES: Final = 65_536  # as the table has it
 MAX_DEPTH: Final = 64  # nested arrays and objects, and schemas inside schemas with references

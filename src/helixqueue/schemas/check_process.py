@@ -13,14 +13,13 @@ import resource
 import signal
 import socket
 from collections import OrderedDict
+from io import BufferedReader
 from typing import TYPE_CHECKING, Any, Final
 
 from helixqueue.errors import Refused
 from helixqueue.schemas.schema import compiled, first_failure
 
 if TYPE_CHECKING:
-    from io import BufferedReader
-
     from jsonschema_rs import Draft202012Validator
 
 CPU_SECONDS: Final = 0.5  # per request

@@ -8,6 +8,7 @@ reports such alternatives as one error, and validation of unknown cost runs in a
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -16,8 +17,6 @@ from helixqueue.identity.strictjson import pointer
 from helixqueue.queues.schema_bounds import SCHEMA_LISTS, SCHEMA_MAPS, SCHEMAS, expanded_cost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from jsonschema_rs import Draft202012Validator
 
 MAX_SHOWN_CHARS: Final = 200

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.client import run_worker
@@ -29,8 +30,6 @@ from helixqueue.worker.options import WorkerOptions
 from helixqueue.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from helixqueue.client.sync import HelixQueue
     from helixqueue.queues import Queue
     from helixqueue.records.batch import BatchRow

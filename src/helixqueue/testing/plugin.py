@@ -7,15 +7,12 @@ for one test, of a tenant of its own, so that no test sees another's work.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from helixqueue.client.database_source import EmbeddedSource
 from helixqueue.client.sync import HelixQueue
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _numbers = itertools.count(1)
 

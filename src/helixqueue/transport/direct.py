@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -22,8 +23,6 @@ from helixqueue.transport.handler_transactions_async import AsyncPostgresHandler
 from helixqueue.transport.protocol import LeaseRef
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from helixqueue.operations.instructions import AnyCall
     from helixqueue.postgres.call import Call
     from helixqueue.transport.protocol import (

@@ -7,6 +7,7 @@ handler catches the error: a worker that lost its lease cannot commit its effect
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ from helixqueue.postgres.statements import statements
 from helixqueue.postgres.transaction_bounds import TransactionBound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from helixqueue.postgres.pool import Pool
     from helixqueue.transport.protocol import Settlement, WriteResult
 

@@ -6,6 +6,7 @@ handler catches the error: a worker that lost its lease cannot commit its effect
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from helixqueue.postgres.statements import statements
 from helixqueue.postgres.transaction_bounds import TransactionBound
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from helixqueue.postgres.pool import AsyncPool
     from helixqueue.transport.protocol import Settlement, WriteResult
 

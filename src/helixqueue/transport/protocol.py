@@ -6,17 +6,16 @@ so that a claim whose reply was lost returns the same leases.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from uuid import UUID
 
 from helixqueue.records.lease import ClaimResult, LeaseRef, LeaseRow, Settlement, Token, WriteResult
 from helixqueue.records.queue import QueueRow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
-    from uuid import UUID
-
     from helixqueue.operations.instructions import AnyCall
     from helixqueue.records.claim_hints import Hint
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -17,9 +19,6 @@ from helixqueue.errors import Refused
 from helixqueue.postgres.database import parse_dsn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from helixqueue.embedded import Postgres
 
 

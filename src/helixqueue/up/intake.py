@@ -15,7 +15,8 @@ import sys
 import threading
 from dataclasses import asdict
 from logging.handlers import RotatingFileHandler
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import psycopg
@@ -25,9 +26,6 @@ from helixqueue.engine.migrate import LOCK
 from helixqueue.intake import log_to
 from helixqueue.intake.settings import EVERY_QUEUE, IntakeSettings, read_file, read_settings
 from helixqueue.up.processes import SupervisedProcess
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STREAM: Final = "batches"
 CONSUMER: Final = "up"  # not the host name, which may change between two starts on one directory

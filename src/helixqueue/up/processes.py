@@ -8,12 +8,10 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 STOP_SECONDS: Final = 15.0
 SETTLED_SECONDS: Final = 10.0  # a process that ran this long restarts without extra delay

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +14,6 @@ from helixqueue.service.run import HttpServer, config_of
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator
 
     import uvicorn
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -15,8 +16,6 @@ from helixqueue.errors import Refused
 from helixqueue.fence.policy import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from helixqueue.fence.http.asgi import App, Scope
     from helixqueue.fence.policy import Policy
 

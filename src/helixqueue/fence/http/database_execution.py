@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -19,9 +20,6 @@ from helixqueue.operations.instructions import Sleep, run_instructions_async, sh
 from helixqueue.postgres.tenant_sessions import TransactionLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
     from helixqueue.engine.fences import FenceDecision, FenceLease, FenceResult
     from helixqueue.postgres.call import Call
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from helixqueue.errors import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
 
 SCOPE_KEY: Final = "helixqueue.fence"
 

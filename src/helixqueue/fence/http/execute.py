@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -41,9 +41,6 @@ from helixqueue.records.fence import receipt_text
 from helixqueue.states import FenceState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
     from helixqueue.engine.fences import FenceDecision, FenceLease
     from helixqueue.fence.decision_log import DecisionLog
     from helixqueue.fence.fence_async import AsyncFences

@@ -12,6 +12,7 @@ request costs two commits, every other request nothing.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from helixqueue.errors import NotInstalled
@@ -44,8 +45,6 @@ from helixqueue.fence.shield import shielded
 from helixqueue.log.lines import event
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from helixqueue.fence.fence_async import AsyncFences
     from helixqueue.fence.hint import SealedCache
     from helixqueue.fence.metrics import Counters

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -22,8 +22,6 @@ from helixqueue.postgres.tenant_sessions import TransactionLost
 from helixqueue.postgres.transaction_bounds import TransactionBound
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
     from helixqueue.postgres.call import Call
 
 T = TypeVar("T")

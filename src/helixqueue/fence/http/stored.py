@@ -10,12 +10,11 @@ body      as it was sent; nothing when omitted
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from helixqueue.fence.http.asgi import Header
 
 FORM: Final = "http"

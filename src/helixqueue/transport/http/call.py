@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import math
 import uuid
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
 from helixqueue.errors import Unavailable
 from helixqueue.transport.http.problem import error_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -7,6 +7,7 @@ engine does not recognise carry a request key.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,8 +23,6 @@ from helixqueue.transport.http.call import HttpCall, at, post, to_json
 from helixqueue.transport.http.problem import error_from
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from helixqueue.records.lease import LeaseRef, Settlement
     from helixqueue.records.ledger import NewEventRow
 

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import threading
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +19,6 @@ from helixqueue.transport.http.problem import kind_of
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncGenerator
 
     import httpx
 

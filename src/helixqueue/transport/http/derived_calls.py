@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
+from collections.abc import Callable
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_origin
@@ -17,8 +18,6 @@ from helixqueue.transport.http.calls import read_submitted
 from helixqueue.transport.http.problem import error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from helixqueue.operations.operation import Operation
 
 T = TypeVar("T")

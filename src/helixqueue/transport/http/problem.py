@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from helixqueue import errors
 from helixqueue.errors import (
@@ -23,9 +24,6 @@ from helixqueue.errors import (
     SchemaMismatch,
     Unavailable,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 PREFIX: Final = "urn:helixqueue:problem:"
 LONGEST_RETRY_AFTER_S: Final = 60.0

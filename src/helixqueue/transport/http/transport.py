@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -17,8 +18,6 @@ from helixqueue.transport.http.derived_calls import request_of
 from helixqueue.transport.protocol import ClaimResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from helixqueue.operations.instructions import AnyCall
     from helixqueue.transport.http.call import HttpCall
     from helixqueue.transport.protocol import (
