@@ -68,6 +68,10 @@ class Savepoint:
     action: Literal["open", "keep", "undo"]
 
 
+class Undo(Exception):
+    """Makes a savepoint or a transaction roll back."""
+
+
 Instruction = Execute | Sleep | RunProbe | CompareRequests | Savepoint
 Instructions = Generator[Instruction, Any, T]
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from helixqueue.fence.protocol import CompareRequests, Instruction, RunProbe, Savepoint
+from helixqueue.fence.protocol import CompareRequests, Instruction, RunProbe, Savepoint, Undo
 from helixqueue.operations.instructions import Execute, Sleep, run_instructions
 from helixqueue.postgres.caller_transaction import run_within, translating
 
@@ -95,10 +95,6 @@ class InstructionRunner:
             log.info("fence: the caller's transaction is not usable any more: %s", error)
             return False
         return True
-
-
-class Undo(Exception):
-    """Makes a savepoint or a transaction roll back."""
 
 
 def _open_savepoint(within: Any) -> Any:  # noqa: ANN401 - of any driver

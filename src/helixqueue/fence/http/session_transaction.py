@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from helixqueue.errors import HelixError, Refused, Retryable, Unavailable
-from helixqueue.fence.runner_async import Undo
+from helixqueue.fence.protocol import Undo
 from helixqueue.postgres.caller_transaction import run_within, run_within_async, translating
 from helixqueue.postgres.tenant_sessions import TransactionLost
 from helixqueue.postgres.transaction_bounds import TransactionBound
