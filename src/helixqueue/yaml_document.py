@@ -132,8 +132,8 @@ class YamlDocument:
         names = self._names(loc)
         lowered = {name.lower(): name for name in names}
         near = get_close_matches(str(loc[-1]).lower(), lowered, 1)
-        hint = f" (did you mean {lowered[near[0]]}?)" if near else ""
-        expected = f"one of {', '.join(names)}{hint}"
+        suggestion = f" (did you mean {lowered[near[0]]}?)" if near else ""
+        expected = f"one of {', '.join(names)}{suggestion}"
         got = f"the name {loc[-1]!r}"
         self.faults.append(Fault(self._key_lines[loc], _shown(loc), expected, got))
 

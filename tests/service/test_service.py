@@ -214,7 +214,7 @@ def test_masking_of_one_field_keeps_the_others(caplog):
     request_log.add(worker="://:", fault="x" * 290 + "hx_" + "y" * 43)
     for begin in ("://:", "password='"):
         known = {"queue": begin, "batch": uuid.uuid4(), "conflicting_worker": "bo'@gpu"}
-        request_log.add_step("settle", **known, decision="refused")
+        request_log.add_line("settle", **known, decision="refused")
     with caplog.at_level(logging.INFO, "helixqueue.service.request"):
         request_log.write(200)
     *steps, request = [json.loads(line) for line in caplog.messages[-1].splitlines()]

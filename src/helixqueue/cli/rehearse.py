@@ -21,6 +21,7 @@ from helixqueue.errors import Refused
 from helixqueue.fence import operations
 from helixqueue.fence.rehearsal import MEANS, WORDS, call_of
 from helixqueue.identity import loads
+from helixqueue.operations.chunks import chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -52,19 +53,8 @@ class Rehearsal:
 
     def preview(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[CallPreview]:
         """Preview the calls in chunks; results come in the order of the lines."""
-        chunk: list[tuple[int, FenceCall | Refused]] = []
-        weight = 0
-        for number, line in lines:
-            try:
-                call: FenceCall | Refused = _parse(line)
-            except Refused as error:
-                call = error
-            if chunk and (len(chunk) == CHUNK_LINES or weight + len(line) > CHUNK_BYTES):
-                yield from self._preview_chunk(chunk)
-                chunk, weight = [], 0
-            chunk.append((number, call))
-            weight += len(line)
-        yield from self._preview_chunk(chunk)
+        for chunk in chunks(lines, _size, size=CHUNK_BYTES, length=CHUNK_LINES):
+            yield from self._preview_chunk([(number, _parse(line)) for number, line in chunk])
 
     def _preview_chunk(self, chunk: list[tuple[int, FenceCall | Refused]]) -> Iterator[CallPreview]:
         calls = [call for _, call in chunk if not isinstance(call, Refused)]
@@ -88,11 +78,18 @@ class Rehearsal:
         return "refused" if None not in {first, digest} and first != digest else "repeats"
 
 
-def _parse(line: bytes) -> FenceCall:
-    if len(line) > MAX_LINE_BYTES:
-        raise Refused(f"expected at most {MAX_LINE_BYTES:,} bytes per line, got more")
-    document: Any = loads(line)
-    call_of(document)  # refuses what is not a call
+def _size(line: tuple[int, bytes]) -> int:
+    return len(line[1])
+
+
+def _parse(line: bytes) -> FenceCall | Refused:
+    try:
+        if len(line) > MAX_LINE_BYTES:
+            raise Refused(f"expected at most {MAX_LINE_BYTES:,} bytes per line, got more")
+        document: Any = loads(line)
+        call_of(document)  # refuses what is not a call
+    except Refused as error:
+        return error
     call: FenceCall = document
     return call
 

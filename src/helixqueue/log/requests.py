@@ -24,7 +24,7 @@ FIELDS: Final = (
     "count", "reason", "raw_hex", "without_identity", "problem", "fault",
 )  # fmt: skip
 _FIELDS: Final = frozenset(FIELDS)
-# Fields of the request that every step line repeats.
+# Fields of the request that every line repeats.
 _COMMON_FIELDS: Final[tuple[str, ...]] = ("tenant", "token", "worker")
 NO_ROUTE: Final = "(none)"
 SCOPE_KEY: Final = "helixqueue.request_log"
@@ -43,7 +43,7 @@ class RequestLog:
         self._trace = trace
         self._started_at = time.monotonic()
         self._fields: dict[str, Any] = {}
-        self._steps: list[tuple[str, dict[str, Any], Sequence[str] | None]] = []
+        self._lines: list[tuple[str, dict[str, Any], Sequence[str] | None]] = []
         self._has_mismatch = False
         self._has_warning = False
 
@@ -64,16 +64,16 @@ class RequestLog:
         self.add(**fields)
         self._has_warning = True
 
-    def add_step(self, operation: str, **fields: Any) -> None:  # noqa: ANN401 - JSON
+    def add_line(self, operation: str, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Log the result of one batch of the request."""
-        self._steps.append((operation, fields, None))
+        self._lines.append((operation, fields, None))
         # Another worker owns the batch, or the worker sent two different results for one attempt.
         is_mismatch = fields.get("mismatch") or fields.get("conflicting_worker")
         self._has_mismatch = self._has_mismatch or bool(is_mismatch)
 
     def add_batches(self, operation: str, batch_ids: Sequence[str], **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Log the same result of many batches, one line each."""
-        self._steps.append((operation, fields, batch_ids))
+        self._lines.append((operation, fields, batch_ids))
 
     @property
     def is_routed(self) -> bool:
@@ -93,7 +93,7 @@ class RequestLog:
         start = head(level) | {"request": self.request_id}
         if self._trace is not None:
             start["trace"] = self._trace
-        lines = self._step_lines(start) if self._steps else []
+        lines = self._batch_lines(start) if self._lines else []
         summary = {
             "operation": self.operation,
             "method": self.method,
@@ -104,13 +104,13 @@ class RequestLog:
         lines.append(orjson.dumps(start | summary | loggable(self._fields)))
         log.log(level, "%s", b"\n".join(lines).decode(), extra={"event": None})
 
-    def _step_lines(self, start: dict[str, Any]) -> list[bytes]:
+    def _batch_lines(self, start: dict[str, Any]) -> list[bytes]:
         common = {name: self._fields[name] for name in _COMMON_FIELDS if name in self._fields}
         prefix = orjson.dumps(start | loggable(common))[:-1] + b","
-        # The steps of a request have few different texts: each is masked once.
+        # The lines of a request have few different texts: each is masked once.
         texts: dict[str, Any] = {}
         lines = []
-        for operation, fields, batch_ids in self._steps:
+        for operation, fields, batch_ids in self._lines:
             line: dict[str, Any] = {"operation": operation}
             for name, value in fields.items():
                 if type(value) in PLAIN_TYPES:

@@ -106,7 +106,7 @@ class Pages(Protocol):
 
 
 class AdmissionMiddleware:
-    """The steps before routing, and the last error handler of a request."""
+    """The checks before routing, and the last error handler of a request."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class AdmissionMiddleware:
 
 
 class OperationRoute(APIRoute):
-    """A route with the steps after routing. `operation()` declares what it requires."""
+    """A route with the checks after routing. `operation()` declares what it requires."""
 
     methods: set[str]
     scope: str | None

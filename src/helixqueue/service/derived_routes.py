@@ -129,7 +129,7 @@ def _log(operation: Operation[..., Any], answer: object, request_log: RequestLog
     verb = operation.name.partition("_")[0]
     results: tuple[ActionResult, ...] = answer.rows  # type: ignore[attr-defined]
     for row in results:
-        request_log.add_step(verb, batch=row.batch_id, decision=row.answer, state=row.state)
+        request_log.add_line(verb, batch=row.batch_id, decision=row.answer, state=row.state)
     decisions = sorted({row.answer for row in results})
     request_log.add(count=len(results), decision=decisions or None)
 

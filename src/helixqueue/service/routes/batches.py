@@ -158,7 +158,7 @@ def _log_results(
             fields = {"queue": queue, "decision": decision}
             if isinstance(result.error, InvalidIdentity):
                 fields |= refused_fields(*refused_identity(row.identity, result.error))
-            request_log.add_step("submit", **fields)
+            request_log.add_line("submit", **fields)
 
 
 @routes.post(
@@ -192,7 +192,7 @@ async def note_refused(
         )
     )
     for raw, why in refused_identities:
-        request_log.add_step("submit", queue=queue, decision="refused", **refused_fields(raw, why))
+        request_log.add_line("submit", queue=queue, decision="refused", **refused_fields(raw, why))
 
 
 def _request_key(request: Request, principal: Principal) -> Source | None:

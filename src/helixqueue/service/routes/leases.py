@@ -110,7 +110,7 @@ async def claim(
         claimed = await principal.execute(claim_call())
     hints.learn(claimed.hints, short=len(claimed.leases) < body.count and not claimed.more)
     for row in claimed.leases:
-        request_log.add_step(
+        request_log.add_line(
             "claim", batch=row.batch_id, queue=row.queue, attempt=row.attempt, decision="ok"
         )
     request_log.add(count=len(claimed.leases))
@@ -328,7 +328,7 @@ def _answers(
     written += [(text, UNKNOWN_LEASE) for text, lease in opened.items() if lease is None]
     for text, write in written:
         lease = opened[text]
-        request_log.add_step(
+        request_log.add_line(
             verb,
             batch=None if lease is None else lease.batch_id,
             queue=None if lease is None else lease.queue,
