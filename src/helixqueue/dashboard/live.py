@@ -68,6 +68,8 @@ class LivePages:
         view = self._views.get(key) or self._view(scope, principal, url)
         self._views[key] = view
         queue: asyncio.Queue[bytes] = asyncio.Queue(1)
+        if view.content:  # of a page that another stream shows; it may not change for long
+            queue.put_nowait(view.content)
         view.readers.add(queue)
         view.principal = principal
         self._readers += 1
