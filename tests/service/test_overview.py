@@ -95,8 +95,28 @@ def test_overview_says_that_a_queue_is_stalled(http, lab):
     lab.queue(stalled_after_seconds=1)
     lab.submit("S-1")
     wait_until(lambda: run_duty(lab, "metrics") is None and condition(http, lab) == "stalled")
+    found = "select from helix.finding where kind = 'stalled_pending' and cleared_at is null"
+    wait_until(lambda: run_duty(lab, "reconcile") is None and lab.rows(found))
+    assert http.get("/v1/overview").json()["findings"] == 0  # it waits, and contradicts nothing
     http.post(f"/v1/queues/{lab.q}/pause", json={"reason": "flow cell exchange"})
     assert condition(http, lab) == "paused"
+
+
+def test_queue_flows_while_short_batches_end_between_two_counts(http, lab):
+    assert condition(http, lab) == "idle"
+    lose_and_complete(lab)
+    assert run_duty(lab, "metrics") is None
+    assert condition(http, lab) == "flowing"
+
+
+def test_worker_that_ended_is_no_longer_known(http, lab):
+    name = f"w-{lab.q}"
+    known = http.get("/v1/overview").json()["workers_known"]
+    say_hello(http, name, [lab.q])
+    assert http.get("/v1/overview").json()["workers_known"] == known + 1
+    ended = {"worker": name, "ended": True}
+    assert http.post("/v1/work/hello", json=ended).status_code == 204
+    assert http.get("/v1/overview").json()["workers_known"] == known
 
 
 def condition(http, lab):

@@ -43,13 +43,13 @@ class Overview:
     hour: Figures
     today: Figures  # since midnight UTC
     workers_alive: int
-    workers_known: int  # reported in the last day
+    workers_known: int  # reported in the last day and have not ended
     slots: int | None  # of the workers that are alive; None: unknown
     leased: int  # batches that a worker holds, in the queues listed
     fences_in_doubt: int
     oldest_doubt_seconds: float | None
     letters: int  # open dead letters
-    findings: int  # of reconciliation, not cleared
+    findings: int  # of reconciliation, not cleared: rows that contradict the ledger
     reconciled_at: datetime | None  # when the duty last compared ledger and leases
 
 

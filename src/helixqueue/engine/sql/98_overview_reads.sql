@@ -110,7 +110,11 @@ begin
         select case when c.oldest > q.stalled_after_seconds and not q.paused then 'stalled'
                     when f.failed > 0 and c.failed > 0 then 'failures' when q.paused then 'paused'
                     when q.closed then 'closed'
-                    when coalesce(c.leased, 0) > 0 or coalesce(c.pending, 0) > 0 then 'flowing'
+                    -- The counts are those of one moment: between two of them, short batches come and go.
+                    when coalesce(c.leased, 0) > 0 or coalesce(c.pending, 0) > 0
+                      or exists (select from helix.rollup r
+                                 where r.tenant = p_tenant and r.queue = q.name and r.seconds = 60
+                                   and r.at > v_now - interval '2 minutes' and r.completed > 0) then 'flowing'
                     else 'idle' end as problem) s
       where q.tenant = p_tenant
       order by place limit least(p_limit, 500)
@@ -139,7 +143,7 @@ begin
             from helix.rollup u
             where u.tenant = p_tenant and u.queue = '' and u.seconds = 3600 and u.at >= v_today),
            (select count(*) from helix.queue q where q.tenant = p_tenant),
-           (select json_build_array(count(*) filter (where w.status = 'alive'), count(*),
+           (select json_build_array(count(*) filter (where w.status = 'alive'), count(*) filter (where w.status <> 'ended'),
                                     sum((w.free -> 'health' ->> 'slots')::numeric) filter (
                                       where w.status = 'alive'
                                         and jsonb_typeof(w.free -> 'health' -> 'slots') = 'number'))
@@ -151,7 +155,9 @@ begin
            (select sum(g.value)::bigint from gauge g where g.name = 'helix_dead_letters'),
            (select count(*) from (select from helix.finding f
                                   join helix.queue q on q.id = f.queue and q.tenant = p_tenant
-                                  where f.cleared_at is null limit 1000) f),
+                                  -- The others are about waiting: conditions of queues say so.
+                                  where f.kind in ('duplicate_assignment', 'audit_missing') and f.cleared_at is null
+                                  limit 1000) f),
            (select d.last_at from helix.duty d where d.duty = 'reconcile');
 end
 $$;
