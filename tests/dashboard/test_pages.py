@@ -11,9 +11,11 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 
+from helixqueue import HelixQueue, Machine
 from helixqueue.dashboard.navigation import SECTIONS
 from tests.dashboard.conftest import form_of, sign_in
 from tests.dashboard.hostile_data import CORPUS, fill
+from tests.support.lab import POOLED
 from tests.support.service import submit
 
 PAGES_MAX = 160
@@ -168,6 +170,27 @@ def test_empty_tenant_is_told_what_to_do_next(site):
             assert page.status_code == 200, path
             if path not in {"/proof", "/docs", "/tokens", "/activity"}:
                 assert 'class="empty"' in page.text, path
+
+
+def test_failure_is_one_line_in_lists_and_whole_on_the_page_of_its_batch(person, lab):
+    lab.queue(max_attempts=1)
+    [row] = lab.submit("S-1")
+    detail = "MemoryError: asked for 78 GB\n  File executor.py\n    ^^^^^^^^^"
+    lab.fail(*lab.claim(1), failure="MemoryError", detail=detail)
+    listed = person.get("/batches", params={"queue": lab.q}).text
+    assert "<p>MemoryError: asked for 78 GB</p>" in listed
+    assert "executor.py" not in listed
+    shown = person.get(f"/batches/{row.receipt.batch_id}").text
+    assert "<p>MemoryError: asked for 78 GB</p>" in shown
+    assert shown.count("executor.py") == 1
+
+
+def test_kinds_of_a_ledger_are_in_the_order_in_which_entities_reach_them(person, site):
+    machine = {"ZERO": ["ONE", "END"], "ONE": ["LATER"], "END": [], "LATER": ["END"]}
+    with HelixQueue(site.database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
+        helix.ledger("ordered", Machine(machine))
+    kinds = re.findall(r"<tr><td>([A-Z]+)", person.get("/ledgers/ordered").text)
+    assert kinds == ["ZERO", "ONE", "END", "LATER"]
 
 
 def test_batch_shows_how_a_refused_payload_differed_to_people_with_payloads(site, lab):

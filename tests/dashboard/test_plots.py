@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from xml.etree import ElementTree as ET
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helixqueue.dashboard.pages.overview import since_first
 from helixqueue.dashboard.plots import Mark, Series, plot, round_up, slots
+from helixqueue.records.series import Figures, SeriesPoint, TimeSeries
 
 START = datetime(2026, 11, 18, 13, 32, tzinfo=UTC)
 END = START + timedelta(hours=1)
@@ -26,6 +29,20 @@ def test_plot_says_in_words_what_it_shows():
         "Batches per minute, 13:32 to 14:32: "
         "completed from 0 to 12, last 12; failed from 0 to 2, last 0"
     )
+
+
+def test_plot_of_a_new_queue_begins_shortly_before_its_first_figures():
+    points = [SeriesPoint(at=START + timedelta(minutes=place)) for place in range(60)]
+    points[45] = replace(points[45], completed=3)
+    series = TimeSeries("q", "1h", START, END, 60, None, Figures(), tuple(points))
+    shown = since_first(series)
+    assert (shown.start, shown.points) == (points[44].at, tuple(points[44:]))
+    points[58] = replace(points[45], at=points[58].at)
+    points[45] = points[44]
+    shown = since_first(replace(series, points=tuple(points)))
+    assert (shown.start, len(shown.points)) == (points[50].at, 10)
+    points[0] = replace(points[0], pending=1)
+    assert since_first(replace(series, points=tuple(points))).start == START
 
 
 def test_plot_without_values_says_so():

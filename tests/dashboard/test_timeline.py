@@ -99,7 +99,7 @@ def test_lane_reads_aloud():
         for lane in timeline(TWICE, NOW, lease_seconds=120).lanes
     )
     assert delivered == (
-        "Asked for three times: new at 14:02:09.000; duplicate at 14:03:40.000; "
+        "Asked for 3 times: new at 14:02:09.000; duplicate at 14:03:40.000; "
         "duplicate, redelivered at 14:11:52.000"
     )
     assert first == (

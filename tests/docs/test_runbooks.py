@@ -1,4 +1,4 @@
-"""Runbooks and the operating guide: commands exist, links lead somewhere, metrics are exported."""
+"""Runbooks, operating guide and dashboard: commands, links and metrics that they name exist."""
 
 from __future__ import annotations
 
@@ -22,16 +22,20 @@ from tests.support.cli import commands
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / RUNBOOKS).glob("*.md"))
 GUIDE = ROOT / "docs" / "guides" / "operating.md"
+TEMPLATES = sorted((ROOT / "src" / "helixqueue" / "dashboard" / "templates").glob("*.html"))
 COMMANDS = commands()
-HELIXQ = re.compile(r"^\s*(helixq .+)$|`(helixq [^`]+)`", re.MULTILINE)
+HELIXQ = re.compile(
+    r"^\s*(helixq .+?)(?:</pre>.*)?$|`(helixq [^`]+)`|<code>(helixq [^<]+)<", re.MULTILINE
+)
 # Words that stand for a value, in the places of numbers.
 NUMBERS = {"BATCH": "01234567", "LETTER": "1"}
 
 
 def command_lines():
-    for page in [*PAGES, GUIDE]:
-        for found in HELIXQ.finditer(page.read_text(encoding="utf-8")):
-            line = (found[1] or found[2]).split("  #")[0].strip()
+    for page in [*PAGES, GUIDE, *TEMPLATES]:
+        text = re.sub(r"{{.*?}}", "1", page.read_text(encoding="utf-8"))
+        for found in HELIXQ.finditer(text):
+            line = (found[1] or found[2] or found[3]).split("  #")[0].strip()
             yield pytest.param(line, id=f"{page.stem}: {line}")
 
 
@@ -45,7 +49,7 @@ def command_of(words):
 
 
 @pytest.mark.parametrize("line", list(command_lines()))
-def test_command_of_a_runbook_exists_with_its_options(line):
+def test_command_of_a_runbook_or_page_exists_with_its_options(line):
     words = [NUMBERS.get(word, word) for word in shlex.split(line)[1:]]
     command, rest = command_of(words)
     if command is None:

@@ -15,6 +15,9 @@ from playwright.sync_api import sync_playwright
 from helixqueue.dashboard.navigation import SECTIONS
 
 WIDTHS = (1440, 390, 2560)
+# A page with parts that change has its first update, a page without has no button for them.
+LIVE = """() => !document.querySelector('[data-pause]:not([hidden])')
+    || document.querySelector('[data-words]').textContent === 'Live, '"""
 
 
 def main(link: str, folder: str) -> None:
@@ -39,6 +42,7 @@ def main(link: str, folder: str) -> None:
                     # A window as high as the page: the navigation is as high as the window.
                     height = page.evaluate("document.documentElement.scrollHeight")
                     page.set_viewport_size({"width": width, "height": min(height, 4_000)})
+                    page.wait_for_function(LIVE)
                     page.screenshot(path=out / f"{title}-{width}-{theme}.png")
         browser.close()
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_COUNT_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_TIMES_WORDS = ("never", "once", "twice", "three times", "four times", "five times")
+_STORED_TIME = re.compile(r"\d{4}-\d\d-\d\d (\d\d:\d\d:\d\d)(\.\d+)?\+00\b")
+_TIMES_WORDS = ("never", "once", "twice")
 
 
 def number(value: float, *, more: bool = False) -> str:
@@ -69,6 +70,11 @@ def exact(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="milliseconds")[11:23]
 
 
+def without_date(text: str) -> str:
+    """A detail of the ledger with its times as `exact` shows them: `14:06:41.271`."""
+    return _STORED_TIME.sub(lambda found: f"{found[1]}{(found[2] or '.')[:4]:0<4}", text)
+
+
 def day(at: datetime) -> str:
     """`18 Nov 2026`."""
     return f"{at.astimezone(UTC).day} {at.astimezone(UTC):%b %Y}"
@@ -84,11 +90,6 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     if count != 1:
         noun = plural or f"{noun}{'es' if noun.endswith(('s', 'x', 'ch', 'sh')) else 's'}"
     return f"{number(count)} {noun}"
-
-
-def in_words(count: int) -> str:
-    """`two`; numbers above ten as digits."""
-    return _COUNT_WORDS[count] if 0 <= count < len(_COUNT_WORDS) else number(count)
 
 
 def times(count: int) -> str:

@@ -14,11 +14,13 @@ from markupsafe import Markup
 
 from helixqueue.dashboard import formats
 from helixqueue.dashboard.navigation import SECTIONS
-from helixqueue.records.batch import JsonText
+from helixqueue.records.batch import JsonText, failure_text
 from helixqueue.records.queue import BoundedCount
 
 if TYPE_CHECKING:
     from datetime import timedelta
+
+    from helixqueue.records.batch import BatchRow
 
 FOLDER: Final = Path(__file__).parent
 STATIC: Final = FOLDER / "static"
@@ -54,9 +56,11 @@ def environment() -> Environment:
         "listed": formats.listed,
         "plural": formats.counted,
         "times": formats.times,
-        "in_words": formats.in_words,
+        "without_date": formats.without_date,
         "json_lines": json_lines,
         "identity": identity,
+        "failure": failure,
+        "first_line": first_line,
     }
     jinja.globals |= {"clock": formats.clock, "asset": asset, "url": url, "sections": SECTIONS}
     return jinja
@@ -98,6 +102,16 @@ def identity(parts: tuple[str, ...] | str | None) -> str:
     if isinstance(parts, str):
         return parts
     return " / ".join(parts) if parts else ""
+
+
+def failure(row: BatchRow) -> str:
+    """`MemoryError: asked for 78 GB`: the class and the message of a failed batch."""
+    return failure_text(row.failure, row.detail, between=": ") or "failed"
+
+
+def first_line(text: str) -> str:
+    """The reason of a failure; a traceback or the output of a program follows it."""
+    return text.partition("\n")[0]
 
 
 def json_lines(value: Any, indent: str = "") -> Markup:  # noqa: ANN401 - JSON

@@ -16,7 +16,7 @@ from helixqueue.service.routing import QueueName as LedgerName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from helixqueue.records.ledger import LedgerEvent
+    from helixqueue.records.ledger import LedgerEvent, LedgerRow
 
 routes = page_router()
 SEPARATOR = " / "
@@ -37,7 +37,9 @@ async def ledger(
 ) -> Response:
     rules = await page.ask(operations.show_ledger, ledger=ledger)
     if entity is None:
-        return await page.show("ledger.html", ledger=rules, entity=None)
+        return await page.show(
+            "ledger.html", ledger=rules, entity=None, kinds=kinds_in_order(rules)
+        )
     parts = entity.split(SEPARATOR)
     state = await page.ask(operations.show_entity, ledger=ledger, entity=parts)
     events = await page.ask(
@@ -52,6 +54,15 @@ async def ledger(
         picture=draw_history(events.rows),
         page_rows=PAGE_ROWS,
     )
+
+
+def kinds_in_order(rules: LedgerRow) -> list[tuple[str, Sequence[str]]]:
+    """Each kind with those that may follow it, in the order in which entities reach them."""
+    kinds = list(rules.initial)
+    for kind in kinds:  # grows while it is read
+        kinds += [after for after in rules.arrows.get(kind, ()) if after not in kinds]
+    kinds += [kind for kind in rules.arrows if kind not in kinds]
+    return [(kind, rules.arrows.get(kind, ())) for kind in kinds]
 
 
 def draw_history(events: Sequence[LedgerEvent]) -> Markup:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
@@ -18,10 +20,11 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from helixqueue.records.overview import LateWrite
-    from helixqueue.records.series import TimeSeries
+    from helixqueue.records.series import SeriesPoint, TimeSeries
 
 routes = page_router()
 LATE_WRITES: Final = 5
+FEWEST_POINTS: Final = 10
 
 
 @view(routes, "/")
@@ -36,10 +39,24 @@ async def overview(page: PageDep) -> Response:
         "overview.html",
         overview=found,
         series=series,
-        throughput=throughput(series, height=190),
+        throughput=throughput(since_first(series), height=190),
+        first_minute=series.total.submitted and not any(map(_something, series.points)),
         late_writes=[(row, picture(row, page.now)) for row in late.rows],
         checked=next(iter(checks.rows), None),
     )
+
+
+def since_first(series: TimeSeries) -> TimeSeries:
+    """The series from its first figures on: a new queue has an empty past, which is left out."""
+    found = (place for place, point in enumerate(series.points) if _something(point))
+    first = next(found, 0)
+    empty = max(0, min(first - 1, len(series.points) - FEWEST_POINTS))
+    start = series.start + empty * timedelta(seconds=series.step_seconds)
+    return replace(series, start=start, points=series.points[empty:])
+
+
+def _something(point: SeriesPoint) -> bool:
+    return bool(point.submitted or point.completed or point.failed or point.pending)
 
 
 def throughput(series: TimeSeries, *, height: int = 180) -> Markup:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from fastapi import Query
 from starlette.responses import Response
 
-from helixqueue.dashboard.formats import duration
+from helixqueue.dashboard.formats import age, duration
 from helixqueue.dashboard.page import PageDep, action, go_to, page_router, view
-from helixqueue.dashboard.pages.overview import throughput
+from helixqueue.dashboard.pages.overview import since_first, throughput
 from helixqueue.dashboard.plots import Series, plot
 from helixqueue.dashboard.rendering import url
 from helixqueue.operations import overview
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 routes = page_router()
 LONGEST: Final = 8
+_STEPS: Final = {60: "minute", 3600: "hour"}
 # The settings that the form offers, and how their texts are read.
 SETTINGS: Final[dict[str, type]] = {
     "lease_seconds": float,
@@ -47,7 +48,7 @@ async def queue(
     page: PageDep, queue: QueueName, act: Act = None, period: Period = "1h"
 ) -> Response:
     row = await page.ask(operations.show_queue, queue=queue)
-    series = await page.ask(overview.show_series, queue=queue, period=period)
+    series = since_first(await page.ask(overview.show_series, queue=queue, period=period))
     now = await page.ask(overview.show_overview)
     current = next((item for item in now.queues if item.queue == queue), None)
     waiting = await page.ask(overview.list_waiting, queue=queue, limit=LONGEST)
@@ -61,6 +62,7 @@ async def queue(
         backlog=_backlog(series),
         latency=_latency(series),
         period=period,
+        step=_STEPS.get(series.step_seconds) or age(series.step_seconds),
         waiting=waiting,
         act=act,
     )
@@ -80,8 +82,10 @@ def _backlog(series: TimeSeries) -> Markup:
     )
 
 
-def _latency(series: TimeSeries) -> Markup:
+def _latency(series: TimeSeries) -> Markup | None:
     points = series.points
+    if all(point.wait_p95 is None and point.run_p95 is None for point in points):
+        return None
     return plot(
         "Waiting and running time, p95",
         [
