@@ -101,6 +101,7 @@ WORDS = {
     "generate kubernetes": [],
     "generate alerts": [],
     "generate grafana": [],
+    "generate schema": ["run"],
 }
 # Commands that take an actor over a DSN only, where it is demanded.
 ONLY_DIRECT = {"fence resolve": ["--actor", "ann"]}

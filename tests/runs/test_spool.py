@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from helixqueue.outputs.stores import open_store
+from helixqueue.outputs.object_store import memory_client
 from helixqueue.runs import spool as spool_module
 from helixqueue.runs.spec import InvalidRun
 from helixqueue.runs.spool import Datum, stored_uri, write_spool
@@ -62,8 +62,11 @@ def bucket(s3):
 def memory():
     import obstore  # noqa: PLC0415
 
-    uri = f"memory://m{next(_numbers)}"
-    return Place(f"{uri}/in", lambda name: obstore.put(open_store(uri)._store, f"in/{name}", b"x"))
+    bucket = f"m{next(_numbers)}"
+    uri = f"memory://{bucket}"
+    return Place(
+        f"{uri}/in", lambda name: obstore.put(memory_client(bucket).store, f"in/{name}", b"x")
+    )
 
 
 @pytest.fixture(params=["directory", "bucket", "memory"])

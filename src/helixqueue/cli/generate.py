@@ -1,4 +1,4 @@
-"""`helixq generate systemd | kubernetes | alerts | grafana`: files to review and apply."""
+"""`helixq generate systemd | kubernetes | alerts | grafana | schema`: files to review and apply."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ import sys
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from helixqueue import __version__
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
-from helixqueue.cli.options import option
-from helixqueue.errors import Refused
+from helixqueue.cli.options import argument, option
+from helixqueue.errors import NotInstalled, Refused
 from helixqueue.identity import check_name
 from helixqueue.operate import alerts
 
-app = typer.Typer(
-    no_args_is_help=True, help="Deployment files: systemd, kubernetes, alerts, grafana."
-)
+app = typer.Typer(no_args_is_help=True, help="Files: systemd, kubernetes, alerts, grafana, schema.")
 
 UNITS = ("helixq-migrate.service", "helixq-service.service", "helixq-worker@.service")
 # Values that are safe to insert into a unit or a manifest.
@@ -175,6 +173,26 @@ def _grafana(*, write: Write = None, as_json: AsJson = False) -> None:
     Import it in Grafana, or put it into a directory that Grafana reads dashboards from.
     """
     _output({"helixqueue.json": alerts.grafana_dashboard()}, write, as_json=as_json)
+
+
+@command(app, "schema", example="helixq generate schema run")
+@connection.without_service(NO_SERVICE)
+def _schema(
+    kind: Annotated[Literal["run"], argument("KIND", "What the schema describes: run.")],
+    *,
+    write: Write = None,
+    as_json: AsJson = False,
+) -> None:
+    """Generate the JSON Schema of a file.
+
+    Editors check and complete the spec of a run with it.
+    """
+    try:
+        from helixqueue.runs.spec import json_schema  # noqa: PLC0415 - of an extra
+    except ModuleNotFoundError as error:
+        raise NotInstalled(error.name, "runs") from error
+    text = json.dumps(json_schema(), indent=2) + "\n"
+    _output({f"{kind}.schema.json": text}, write, as_json=as_json)
 
 
 def _label(queue: str) -> str:

@@ -76,7 +76,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "token": ("helixqueue.cli.token", "Tokens of a service: create, list, rotate, revoke, link."),
     "generate": (
         "helixqueue.cli.generate",
-        "Deployment files: systemd, kubernetes, alerts, grafana.",
+        "Files: systemd, kubernetes, alerts, grafana, schema.",
     ),
     "migrate": (
         "helixqueue.cli.migrate",

@@ -21,7 +21,7 @@ from helixqueue.client.async_client import AsyncClient
 from helixqueue.client.backend import backend_of
 from helixqueue.client.run_worker import handlers_of, work
 from helixqueue.client.sync_client import SyncClient
-from helixqueue.errors import Refused
+from helixqueue.errors import NotInstalled, Refused
 from helixqueue.log.terminal import logging_to
 from helixqueue.queues import Queue
 from helixqueue.worker.handlers import QueueHandler
@@ -46,6 +46,13 @@ App = Annotated[
 Exec = Annotated[
     str | None,
     option("--exec COMMAND", "Program to run for each batch.", parser=options.shell_command),
+]
+Runs = Annotated[
+    bool, option("--runs", "Execute the commands of runs; of the queue `runs` by default.")
+]
+SecretsFile = Annotated[
+    Path | None,
+    option("--secrets FILE", "Secrets for --runs: YAML that only this user reads.", dir_okay=False),
 ]
 Slots = Annotated[int, option("--slots N", "Number of concurrent batches.", min=1)]
 UntilIdle = Annotated[bool, option("--until-idle", "Exit when no batch is left to claim.")]
@@ -98,6 +105,8 @@ def _work(
     *,
     app: App = None,
     program: Exec = None,
+    runs: Runs = False,
+    secrets: SecretsFile = None,
     slots: Slots = 4,
     free: Free = None,
     until_idle: UntilIdle = False,
@@ -116,13 +125,15 @@ def _work(
     all_tenants: AllTenants = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Process batches with Python handlers or any program.
+    """Process batches with Python handlers, any program or the commands of runs.
 
     On SIGTERM, running batches may finish within --grace; the others return to their queue without
     losing an attempt. A second SIGTERM returns all of them at once.
     """
-    if (app is None) == (program is None):
-        raise typer.BadParameter("expected either --app MODULE or --exec COMMAND")
+    if [app is not None, program is not None, runs].count(True) != 1:
+        raise typer.BadParameter("expected one of --app MODULE, --exec COMMAND and --runs")
+    if secrets is not None and not runs:
+        raise typer.BadParameter("--secrets: expected --runs beside it")
     if program is not None and not queues:
         raise typer.BadParameter("--exec: expected the names of the queues to work on")
     arguments = None if program is None else _program_arguments(program)
@@ -145,7 +156,9 @@ def _work(
         logging_to(log),
         _open_client(client, (url, token), (dsn, data, tenant), every_tenant=all_tenants) as helix,
     ):
-        if arguments is not None:
+        if runs:
+            jobs = _run_handlers(helix, queues, secrets, logs, work_options)
+        elif arguments is not None:
             run = Program(arguments, logs).run
             jobs = {queue: QueueHandler(queue, None, run, time_limit) for queue in queues or ()}
         else:
@@ -155,6 +168,29 @@ def _work(
         show.json_line(_summary_text(summary), **asdict(summary))
     else:
         show.line(_summary_text(summary))
+
+
+def _run_handlers(
+    helix: Any,  # noqa: ANN401 - a client of a database or a service
+    queues: Names,
+    secrets: Path | None,
+    logs: Path | None,
+    options: WorkOptions,
+) -> dict[str, QueueHandler]:
+    """Handlers that execute runs; `options` get what this machine can offer them."""
+    try:
+        from helixqueue.runs.spec import DEFAULT_QUEUE  # noqa: PLC0415 - of an extra
+        from helixqueue.worker.run_program import RunProgram, offered  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise NotInstalled(error.name, "runs") from error
+
+    def read_text(run: int) -> tuple[str, str]:
+        text = helix.run_text(str(run))
+        return text.name, text.spec
+
+    program = RunProgram(read_text, secrets, logs)
+    options["free"] = offered(options["free"], options["slots"])
+    return {queue: QueueHandler(queue, None, program.run) for queue in queues or [DEFAULT_QUEUE]}
 
 
 def _program_arguments(program: str) -> list[str]:

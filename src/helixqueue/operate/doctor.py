@@ -26,6 +26,7 @@ from helixqueue.operate.examination import DoctorQueries, Finding, Verdict, find
 from helixqueue.postgres.database import connect_options
 from helixqueue.postgres.sqlstate import unreached
 from helixqueue.records.duty import START_SERVICE, DutyRow, late_text
+from helixqueue.worker import private_mounts
 
 NEWEST_TESTED = 18
 # A snapshot this old makes claims noticeably slower on a busy queue.
@@ -285,6 +286,18 @@ def _timezone(queries: DoctorQueries) -> Finding:
     )
 
 
+def _mount_namespaces(_: DoctorQueries) -> Finding:
+    problem = private_mounts.problem()
+    return finding_of(
+        verdict="ok" if problem is None else "warn",
+        found="allowed" if problem is None else problem,
+        right="allowed on machines with `helixq work --runs`: commands of runs read /pfs",
+        remedy="allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
+        "kernel.apparmor_restrict_unprivileged_userns=0; in a container: CAP_SYS_ADMIN, or a "
+        "seccomp profile that permits unshare and mount), or start runs with --no-pfs",
+    )
+
+
 EXAMINATIONS: tuple[Callable[[DoctorQueries], Finding], ...] = (
     _server_version,
     _encoding,
@@ -309,4 +322,5 @@ EXAMINATIONS: tuple[Callable[[DoctorQueries], Finding], ...] = (
     long_transactions,
     destinations,
     _timezone,
+    _mount_namespaces,
 )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import Refused, Unavailable
+from helixqueue.outputs.object_store import memory_client, s3_client
 from helixqueue.outputs.stores import open_store
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _list(root: str, prefix: str) -> Iterator[str]:
     import obstore  # noqa: PLC0415 - of an extra
     from obstore.exceptions import BaseError  # noqa: PLC0415
 
-    store = open_store(root)._store  # type: ignore[attr-defined] # noqa: SLF001
+    store = _client(root)
     try:
         for page in obstore.list(store, prefix=prefix or None, chunk_size=PAGE):
             for item in page:
@@ -64,11 +65,17 @@ def _list(root: str, prefix: str) -> Iterator[str]:
         raise Unavailable(f"the inputs in {root} cannot be listed: {text}") from error
 
 
-def _exists(store: object, name: str) -> bool:
+def _client(root: str) -> Any:
+    scheme, _, bucket = root.partition("://")
+    open_store(root)  # refuses other schemes
+    return (s3_client if scheme == "s3" else memory_client)(bucket).store
+
+
+def _exists(store: Any, name: str) -> bool:
     import obstore  # noqa: PLC0415
 
     try:
-        obstore.head(store, name)  # type: ignore[arg-type]
+        obstore.head(store, name)
     except FileNotFoundError:
         return False
     return True

@@ -37,6 +37,7 @@ class FailureClass(StrEnum):
     SYSTEM = "system"  # it could not be started, or a signal from outside ended it
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out of memory"
+    INPUTS = "inputs"  # they cannot be fetched
     OUTPUTS = "outputs"  # its output files cannot be published
     RESULT = "result"  # the result does not match the type or schema of the queue
 

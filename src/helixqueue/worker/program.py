@@ -25,7 +25,7 @@ from helixqueue.identity.strictjson import loads
 from helixqueue.worker.outcomes import AttemptFailure, FailureClass
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import BinaryIO
 
     from helixqueue.records.lease import LeaseRow
@@ -51,50 +51,95 @@ class Program:
     logs: Path | None = None  # None: deleted with the attempt
 
     async def run(self, attempt: Attempt, schema: Schema | None, handle: WorkerHandle) -> Any:  # noqa: ARG002
-        row = attempt.row
         with tempfile.TemporaryDirectory(prefix="helix-") as scratch:
             home = Path(scratch)
-            logs = home
-            if self.logs is not None:
-                logs = self.logs / _directory_name(row)
-                logs.mkdir(parents=True, exist_ok=True)
-            payload = home / "payload.json"
-            payload.write_text(row.payload or "null", encoding="utf-8")
+            payload = write_payload(attempt.row, home)
             result = home / "result.json"
-            environment = _members(row.payload) | _environment(attempt, payload, result)
-            environment["HELIX_OUT"] = str(attempt.make_output_directory())
-            process = await self._start(environment, home)
-            handle.set_process_group(attempt, process.pid)
-            streams = [CapturedStream(logs, name) for name in ("stdout", "stderr")]
-            try:
-                pipes = zip(streams, (process.stdout, process.stderr), strict=True)
-                await asyncio.gather(*(stream.capture(pipe) for stream, pipe in pipes))
-                code = await process.wait()
-            except asyncio.CancelledError:
-                await _terminate_group(process)
-                raise
-            finally:
-                handle.set_process_group(attempt, None)
-            # Processes that it left behind would run beside the next attempt.
-            _signal_group(process.pid, signal.SIGKILL)
-            if code != 0:
-                raise _failure(code, streams)
-            return _result(result)
-
-    async def _start(self, environment: dict[str, str], home: Path) -> asyncio.subprocess.Process:
-        try:
-            return await asyncio.create_subprocess_exec(
-                *self.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=environment | {"HELIX_SCRATCH": str(home)},
-                start_new_session=True,
+            environment = _members(attempt.row.payload) | _inherited()
+            environment |= batch_variables(attempt.row, payload, result)
+            environment |= {
+                "HELIX_OUT": str(attempt.make_output_directory()),
+                "HELIX_SCRATCH": str(home),
+            }
+            execution = Execution(
+                self.command, environment, log_directory(self.logs, attempt, home)
             )
+            code, streams = await execution.run(attempt, handle)
+            if code != 0:
+                raise program_failure(code, streams)
+            return read_result(result)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One process, in its own process group, and where its output is kept."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    logs: Path
+    stdin: Path | None = None
+    working_directory: str | None = None
+    descriptors: Sequence[int] = ()  # that the process inherits
+
+    async def run(
+        self, attempt: Attempt, handle: WorkerHandle
+    ) -> tuple[int, Sequence[CapturedStream]]:
+        """Run it to its end; returns its exit code and its output."""
+        starting = asyncio.ensure_future(self._start())
+        try:
+            process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # Else its children would survive: asyncio ends only the process itself.
+            with suppress(AttemptFailure):
+                await _terminate_group(await starting)
+            raise
+        handle.set_process_group(attempt, process.pid)
+        streams = [CapturedStream(self.logs, name) for name in ("stdout", "stderr")]
+        try:
+            pipes = zip(streams, (process.stdout, process.stderr), strict=True)
+            await asyncio.gather(*(stream.capture(pipe) for stream, pipe in pipes))
+            code = await process.wait()
+        except asyncio.CancelledError:
+            await _terminate_group(process)
+            raise
+        finally:
+            handle.set_process_group(attempt, None)
+        # Processes that it left behind would run beside the next attempt.
+        _signal_group(process.pid, signal.SIGKILL)
+        return code, streams
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        try:
+            with open(self.stdin or os.devnull, "rb") as stdin:  # noqa: ASYNC230, PTH123
+                return await asyncio.create_subprocess_exec(
+                    *self.command,
+                    stdin=stdin,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    env=self.environment,
+                    cwd=self.working_directory,
+                    pass_fds=self.descriptors,
+                    start_new_session=True,
+                )
         except OSError as error:
             raise AttemptFailure(
                 FailureClass.SYSTEM, f"{self.command[0]!a} could not be started: {error}"
             ) from error
+
+
+def write_payload(row: LeaseRow, home: Path) -> Path:
+    payload = home / "payload.json"
+    payload.write_text(row.payload or "null", encoding="utf-8")
+    return payload
+
+
+def log_directory(logs: Path | None, attempt: Attempt, home: Path) -> Path:
+    """Where the output of an attempt is kept; in `home` it is deleted with it."""
+    if logs is None:
+        return home
+    directory = logs / _directory_name(attempt.row)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
 
 
 def _directory_name(row: LeaseRow) -> str:
@@ -105,11 +150,13 @@ def _directory_name(row: LeaseRow) -> str:
     return f"{name or 'batch'}-{str(row.batch_id)[:8]}.{row.attempt}"
 
 
-def _environment(attempt: Attempt, payload: Path, result: Path) -> dict[str, str]:
-    """The environment of this process, with the ids of the batch instead of HELIX_ settings."""
-    row = attempt.row
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HELIX_")}
-    return inherited | {
+def _inherited() -> dict[str, str]:
+    """The environment of this process, without its HELIX_ settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("HELIX_")}
+
+
+def batch_variables(row: LeaseRow, payload: Path, result: Path) -> dict[str, str]:
+    return {
         "HELIX_PAYLOAD": str(payload),
         "HELIX_RESULT": str(result),
         "HELIX_BATCH": str(row.batch_id),
@@ -195,7 +242,7 @@ class CapturedStream:
         return b"".join(path.read_bytes() for path in paths if path.exists())
 
 
-def _failure(code: int, streams: Sequence[CapturedStream]) -> AttemptFailure:
+def program_failure(code: int, streams: Sequence[CapturedStream]) -> AttemptFailure:
     error = exit_failure(code, "the program")
     excerpts = [stream.excerpt() for stream in reversed(streams)]
     reason = ": ".join(text for text in (str(error), streams[-1].last_line()) if text)
@@ -225,7 +272,7 @@ def exit_failure(code: int, what: str) -> AttemptFailure:
     return AttemptFailure(FailureClass.EXECUTOR, f"{what} ended with exit code {code}")
 
 
-def _result(file: Path) -> Any:
+def read_result(file: Path) -> Any:
     """The result file, if the program wrote one."""
     try:
         return loads(file.read_bytes())
