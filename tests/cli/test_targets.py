@@ -14,6 +14,7 @@ from tests.support.cli import commands
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
 WEBHOOKS = str(Path(__file__).with_name("webhooks.yml"))
+SPEC = str(Path(__file__).with_name("run.yml"))
 UNREACHABLE = "http://127.0.0.1:9"
 # What a command needs besides a place; each is here, so a new one cannot be forgotten.
 FENCE = "v1:" + "0" * 64
@@ -50,6 +51,16 @@ WORDS = {
     "webhook show": ["s"],
     "webhook rotate": ["s", "--secret-file", WEBHOOKS],
     "webhook test": ["s", "--body", os.devnull],
+    "run start": [SPEC],
+    "run list": [],
+    "run show": ["r"],
+    "run datums": ["r"],
+    "run outputs": ["r"],
+    "run wait": ["r"],
+    "run watch": ["r"],
+    "run logs": ["r"],
+    "run cancel": ["r", "--reason", "x"],
+    "run retry": ["r", "--reason", "x"],
     "output list": [],
     "output show": ["S-1"],
     "output get": ["S-1", "--to", "unused"],

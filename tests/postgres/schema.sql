@@ -1269,7 +1269,7 @@ begin
     raise exception using errcode = 'invalid_parameter_value',
       message = format('run %s: expected inputs below a root of tenant %s, got %L', v_run.name, p_tenant,
                        left(v_wrong, 500)),
-      hint = 'An operator adds a root with helixq run root URI.';
+      hint = 'An operator adds a root with helixq output root URI.';
   end if;
   select q.name into v_queue from helix.queue q where q.id = v_run.queue;
   select format('%s is %s%s', replace(p_identity[s.place], E'\x1f', '/'), s.decision, coalesce(': ' || s.note, ''))
@@ -11073,36 +11073,6 @@ $$;
 
 ALTER FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone) OWNER TO helix_reader;
 
--- Name: read_run_datums_v1(bigint, timestamp with time zone, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
-
-CREATE FUNCTION helix.read_run_datums_v1(p_run bigint, p_after_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, p_after bigint DEFAULT 0, p_limit integer DEFAULT 100) RETURNS TABLE(batch_id uuid, datum text, state text, cause text, attempt smallint, worker text, changed_at timestamp with time zone, failure text, detail text, at timestamp with time zone, id bigint)
-    LANGUAGE sql STABLE SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET enable_seqscan TO 'off'
-    SET jit TO 'off'
-    AS $$
-  select helix.public_id(p.key), substr(p.identity, strpos(p.identity, E'\x1f') + 1),
-         coalesce(w.state, p.state)::text, w.cause::text, coalesce(w.attempt, p.attempt),
-         case when w.state in ('ASSIGNED', 'RUNNING', 'COMPLETED') then w.actor end,
-         coalesce(w.changed_at, p.ended_at), t.failure,
-         case when helix.sees_payloads() then t.detail end, p.created_at, p.id
-  from helix.run r
-  cross join lateral (
-    select b.* from helix.batch b
-    where b.queue = r.queue and b.run = r.id and b.retired_at is null
-      and (b.created_at, b.id) > (p_after_at, p_after)
-    order by b.created_at, b.id limit least(p_limit, 5001)) p
-  left join helix.work w on w.batch = p.id
-  left join lateral (
-    select t.failure::text as failure, t.detail::text as detail from helix.result t
-    where t.batch = p.id and t.failure is not null and w.state <> 'COMPLETED'
-    order by t.version desc limit 1) t on true
-  where r.id = p_run
-  order by p.created_at, p.id
-$$;
-
-ALTER FUNCTION helix.read_run_datums_v1(p_run bigint, p_after_at timestamp with time zone, p_after bigint, p_limit integer) OWNER TO helix_reader;
-
 -- Name: read_run_outputs_v1(bigint, uuid, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_run_outputs_v1(p_run bigint, p_after_manifest uuid DEFAULT NULL::uuid, p_after_path text DEFAULT ''::text, p_limit integer DEFAULT 100) RETURNS TABLE(batch_id uuid, datum text, path text, uri text, size bigint, sha256 bytea, manifest uuid)
@@ -13931,7 +13901,7 @@ begin
     if helix.is_destination(v_place) is not true then
       raise exception using errcode = 'invalid_parameter_value',
         message = format('expected an egress below a root of tenant %s, got %L', p_tenant, left(p_egress, 500)),
-        hint = 'An operator adds a root with helixq run root URI.';
+        hint = 'An operator adds a root with helixq output root URI.';
     end if;
   end if;
   if not exists (select from helix.run r where r.id = v_id) then
@@ -20509,12 +20479,6 @@ REVOKE ALL ON FUNCTION helix.read_report(p_worker helix.worker, p_all boolean, p
 REVOKE ALL ON FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_rollup_v1(p_tenant text, p_queue text, p_seconds integer, p_since timestamp with time zone, p_until timestamp with time zone) TO helix_read;
-
--- Name: FUNCTION read_run_datums_v1(p_run bigint, p_after_at timestamp with time zone, p_after bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
-
-REVOKE ALL ON FUNCTION helix.read_run_datums_v1(p_run bigint, p_after_at timestamp with time zone, p_after bigint, p_limit integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.read_run_datums_v1(p_run bigint, p_after_at timestamp with time zone, p_after bigint, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_run_datums_v1(p_run bigint, p_after_at timestamp with time zone, p_after bigint, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_run_outputs_v1(p_run bigint, p_after_manifest uuid, p_after_path text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 

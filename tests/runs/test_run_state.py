@@ -142,8 +142,8 @@ def test_run_past_its_timeout_stops_and_a_retry_continues_what_never_ran(runs):
     [answer] = runs.lab.complete(stuck)
     assert answer.answer == "refused"
     assert runs.lab.claim(5) == []
-    [held] = [row for row in runs.helix.datums(run.name) if row.cause is not None]
-    assert (held.datum, held.cause) == ("c", "held")
+    [held] = runs.helix.datums(run.name, state="PENDING")
+    assert (held.identity, held.cause) == ((run.name, "c"), "held")
     runs.helix.retry_run(run.name, reason="more time")
     run = runs.advance(run)
     assert (run.state, counts(run)) == ("running", (2, 0, 1, 0, 0))

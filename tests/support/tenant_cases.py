@@ -308,7 +308,6 @@ READS = {
         {"run": str(loot.runs[0][0]), "specs": True},
     ],
     "read_run_text_v1": lambda loot: [{"run": loot.runs[0][0]}],
-    "read_run_datums_v1": lambda loot: [{"run": loot.runs[0][0]}],
     "read_run_outputs_v1": lambda loot: [{"run": loot.runs[0][0]}],
     "read_run_roots_v1": lambda _: [{"tenant": "b"}],
     "read_refusals_v1": lambda _: [{"tenant": "b", "queue": None}],

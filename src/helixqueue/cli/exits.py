@@ -20,6 +20,8 @@ class Exit(IntEnum):
     IN_DOUBT = 7  # an external effect may or may not have happened
     FAILED = 8  # another failure with an error message
     UNSIGNED = 10  # a receipt is consistent, but not signed by a known key
+    CANCELLED = 11  # the run was cancelled
+    TIMEOUT = 12  # what was waited for did not happen in time
     RUNNING = 9  # another `helixq up` runs in that directory
     BUG = 70  # an unexpected error (EX_SOFTWARE of sysexits.h)
     INTERRUPTED = 130  # by Ctrl-C, as in shells

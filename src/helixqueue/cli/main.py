@@ -57,6 +57,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "helixqueue.cli.output",
         "Output files: list, show, get, verify, publish, root.",
     ),
+    "run": (
+        "helixqueue.cli.run",
+        "Runs of a spec: start, list, show, datums, outputs, wait, watch, logs, cancel, retry.",
+    ),
     "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, rehearse, resolve."),
     "intake": ("helixqueue.cli.intake", "Intakes of Redis Streams: run, status."),
     "webhook": (

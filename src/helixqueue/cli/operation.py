@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, TypeVar
 
 from helixqueue.cli import connection
@@ -29,12 +30,19 @@ class Runner:
         actor: str | None = None,
         *,
         every_tenant: bool = False,
+        retry_seconds: float = 0,
     ) -> None:
+        """With `retry_seconds`, wait and ask again while the database or service is away."""
         choose = connection.tenant_to_read if every_tenant else connection.tenant_to_change
         name = choose(target, tenant) or None
         self._run = target.run
+        self._sleeps = retry_seconds > 0
         self._operations = Operations(
-            target.call_set, tenant=name, actor=actor, retry_seconds=0, find_signer=_find_signer
+            target.call_set,
+            tenant=name,
+            actor=actor,
+            retry_seconds=retry_seconds,
+            find_signer=_find_signer,
         )
 
     def __call__(self, operation: Callable[[Operations], Instructions[T]]) -> T:
@@ -43,7 +51,9 @@ class Runner:
     def _perform(self, instruction: Instruction) -> object:
         if isinstance(instruction, Execute):
             return self._run(instruction.call)
-        if instruction.seconds:
+        if self._sleeps:
+            time.sleep(instruction.seconds)
+        elif instruction.seconds:
             raise Refused("the database is busy; run the command again")
         return None
 

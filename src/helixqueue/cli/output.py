@@ -234,20 +234,32 @@ def _root(
     *,
     reason: options.Reason,
     remove: Annotated[bool, option("--remove", "Remove the root; queues keep theirs.")] = False,
+    stored_at: Annotated[
+        str | None, option("--stored-at URI", "Where runs find what they name below this root.")
+    ] = None,
+    inputs: Annotated[bool, option("--inputs", "Only for inputs of runs.")] = False,
     tenant: options.Tenant = None,
     actor: options.Actor = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Allow output files below a root.
 
-    For queues of the tenant; `--tenant '*'` is for all tenants. Needs an operator's login. The
-    change is recorded with its reason.
+    Runs also read their inputs there. For queues of the tenant; `--tenant '*'` is for all tenants.
+    Needs an operator's login. The change is recorded with its reason.
     """
     with connection.open_database() as database:
         name = tenant if tenant == connection.EVERY_TENANT else (
             connection.tenant_to_change(database, tenant)
         )  # fmt: skip
-        call = calls.set_root(tenant=name, uri=uri, reason=reason, removed=remove, actor=actor)
+        call = calls.set_root(
+            tenant=name,
+            uri=uri,
+            reason=reason,
+            removed=remove,
+            stored_at=stored_at,
+            is_input=inputs,
+            actor=actor,
+        )
         changed = database.run(call)
     if as_json:
         show.as_json({"uri": uri, "tenant": name, "removed": remove, "changed": changed})

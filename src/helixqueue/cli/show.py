@@ -151,27 +151,27 @@ def _single_line(cell: str) -> str:
 
 
 @contextmanager
-def bar(label: str, unit: str, total: int | None) -> Iterator[Callable[[int, int], None]]:
+def bar(label: str, unit: str, total: int | None) -> Iterator[Callable[..., None]]:
     """A progress bar on standard error, if that is a terminal.
 
     Yields a function that takes the progress towards `total` and the number of `unit`. `total` may
-    be an estimate.
+    be an estimate. A `note` is shown behind the bar.
     """
     columns = (
         TextColumn(label),
         BarColumn(),
         TextColumn("{task.fields[count]:,} " + unit),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
     )
     console = Console(stderr=True)
     with Progress(
         *columns, console=console, disable=not sys.stderr.isatty(), transient=True
     ) as display:
-        task = display.add_task(label, total=total or None, count=0)
+        task = display.add_task(label, total=total or None, count=0, note="")
 
-        def update(done: int, count: int) -> None:
-            display.update(
-                task, completed=done, count=count, total=max(total, done) if total else None
-            )
+        def update(done: int, count: int, note: str = "") -> None:
+            size = max(total, done) if total else None
+            display.update(task, completed=done, count=count, total=size, note=escape(plain(note)))
 
         yield update

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from helixqueue.client.method_async import async_method, async_rows
-from helixqueue.operations import batch_actions, batch_reads, identities, submit
+from helixqueue.operations import batch_actions, batch_reads, identities, run_calls, submit
 from helixqueue.operations import duties as duty_operations
 from helixqueue.operations import intakes as intake_operations
 from helixqueue.operations import letters as letter_operations
@@ -196,6 +196,7 @@ class AsyncClient(Generic[W]):
     seals = async_rows(seal_operations.list_seals)
     runs = async_rows(run_operations.list_runs)
     run = async_method(run_operations.show_run)
+    run_text = async_method(run_operations.show_run_text)
     datums = async_rows(run_operations.list_datums)
     run_outputs = async_rows(run_operations.list_run_outputs)
     start_run = async_method(run_operations.start_run)
@@ -209,7 +210,7 @@ class AsyncClient(Generic[W]):
         timeout: float | None = None,  # noqa: ASYNC109 - as its twin has it
     ) -> RunDetail:
         """Wait until all batches of a run have ended and its output files have their names."""
-        return await self._do(run_operations.wait_run(self._operations, run, timeout))
+        return await self._do(run_calls.wait_run(self._operations, run, timeout))
 
     async def discard(self, letter_numbers: Sequence[int], *, reason: str) -> dict[int, str]:
         """Discard dead letters: their bytes are deleted, the record stays."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from helixqueue.client.method import method, rows
-from helixqueue.operations import batch_actions, batch_reads, identities, submit
+from helixqueue.operations import batch_actions, batch_reads, identities, run_calls, submit
 from helixqueue.operations import duties as duty_operations
 from helixqueue.operations import intakes as intake_operations
 from helixqueue.operations import letters as letter_operations
@@ -197,6 +197,7 @@ class SyncClient(Generic[W]):
     seals = rows(seal_operations.list_seals)
     runs = rows(run_operations.list_runs)
     run = method(run_operations.show_run)
+    run_text = method(run_operations.show_run_text)
     datums = rows(run_operations.list_datums)
     run_outputs = rows(run_operations.list_run_outputs)
     start_run = method(run_operations.start_run)
@@ -210,7 +211,7 @@ class SyncClient(Generic[W]):
         timeout: float | None = None,
     ) -> RunDetail:
         """Wait until all batches of a run have ended and its output files have their names."""
-        return self._do(run_operations.wait_run(self._operations, run, timeout))
+        return self._do(run_calls.wait_run(self._operations, run, timeout))
 
     def discard(self, letter_numbers: Sequence[int], *, reason: str) -> dict[int, str]:
         """Discard dead letters: their bytes are deleted, the record stays."""

@@ -83,6 +83,7 @@ def batches(
     failure: str | None = None,
     identity: str | tuple[str, ...] | None = None,
     worker: str | None = None,
+    run: int | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
     after: str | None = None,
@@ -105,6 +106,7 @@ def batches(
         "queue": queue,
         "worker": worker,
         "failure": failure,
+        "run": run,
         "identity": None,
         "state": state and state.value,
         "since": since or "-infinity",
@@ -114,6 +116,8 @@ def batches(
     if identity is not None:
         args["scan"] = "identity"
         args["identity"] = texts([PART_SEPARATOR.join(form) for form in _forms(identity)])
+    elif run is not None:
+        args["scan"] = "run"
     args["look"] = max(_ROWS_SCANNED.get(str(args["scan"]), 0), limit + 1)
     # Leased batches are in the order of internal ids, so a time does not bound their scan.
     args |= after_time(after, None if args["scan"] == "leased" else until)

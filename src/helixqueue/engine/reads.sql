@@ -9,7 +9,7 @@ select b.edge_at, b.edge_id, b.at, b.id, b.key, b.tenant, b.queue, b.identity, b
        b.finished_by, b.failure, b.detail, b.last_worker, b.refused
 from helix.read_batches_v1(
   %(scan)s::text, %(tenant)s::text, %(queue)s::text, %(state)s::text, %(worker)s::text,
-  %(failure)s::text, %(identity)s::text[], null::bigint, %(since)s::timestamptz,
+  %(failure)s::text, %(identity)s::text[], %(run)s::bigint, %(since)s::timestamptz,
   %(until)s::timestamptz, %(at)s::timestamptz, %(id)s::bigint, %(look)s::int, %(limit)s::int) b;
 
 -- name: batch_detail

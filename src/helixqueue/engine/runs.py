@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from helixqueue.engine.arrays import json_texts, texts
 from helixqueue.postgres.call import Call
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.page import Page
 from helixqueue.records.run import (
-    DatumRow,
     RunAnswer,
     RunDetail,
     RunOutput,
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from helixqueue.postgres.call import Row
 
 _SQL = sql_texts("helixqueue.engine", "runs.sql")
-PAGE_DATUMS: Final = 5_000  # of one call
 
 
 def start(
@@ -102,19 +100,6 @@ def find_run(*, tenant: str | None, run: str, spec: bool = False) -> Call[list[R
 def run_text(*, run: int) -> Call[RunText | None]:
     """The spec of a run as it is run; None if the login sees no such run."""
     return Call(_SQL["text"], (run,), lambda rows: RunText(*rows[0]) if rows else None)
-
-
-def datums(*, run: int, after: str = "", limit: int = 50) -> Call[Page[DatumRow]]:
-    """A page of datums, in the order of the spool."""
-    at, _, last = after.partition(" ")
-
-    def read(rows: list[Row]) -> Page[DatumRow]:
-        shown = tuple(DatumRow(*row[:9]) for row in rows[:limit])
-        if len(rows) <= limit:
-            return Page(shown, None)
-        return Page(shown, f"{rows[limit - 1][9].isoformat()} {rows[limit - 1][10]}")
-
-    return Call(_SQL["datums"], (run, at or "-infinity", int(last or 0), limit + 1), read)
 
 
 def outputs(*, run: int, after: str = "", limit: int = 50) -> Call[Page[RunOutput]]:

@@ -31,11 +31,6 @@ from helix.read_runs_v1(%s::text, %s::text, %s::text, %s::timestamptz, %s::int, 
 -- The spec of a run, for its workers.
 select t.run, t.name, t.spec from helix.read_run_text_v1(%s::bigint) t;
 
--- name: datums
--- A page of the datums of a run.
-select d.batch_id, d.datum, d.state, d.cause, d.attempt, d.worker, d.changed_at, d.failure, d.detail, d.at, d.id
-from helix.read_run_datums_v1(%s::bigint, %s::timestamptz, %s::bigint, %s::int) d;
-
 -- name: outputs
 -- A page of the published files of a run.
 select o.batch_id, o.datum, o.path, o.uri, o.size, encode(o.sha256, 'hex'), o.manifest

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -13,16 +11,17 @@ from helixqueue.errors import (
     Conflict,
     HelixError,
     IllegalTransition,
-    InProgress,
     NoSuchQueue,
     NoSuchRun,
     Refused,
 )
 from helixqueue.identity import canonical_text, identity_texts
 from helixqueue.operations import engine
-from helixqueue.operations.instructions import Instructions, Sleep
+from helixqueue.operations.batch_reads import Failure, StateFilter, read_state, without_detail
+from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
 from helixqueue.queues import checked_requires
+from helixqueue.records.batch import BatchRow
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import (
     Cursor,
@@ -34,8 +33,6 @@ from helixqueue.records.parameter import (
     printable,
 )
 from helixqueue.records.run import (
-    ENDED,
-    DatumRow,
     RunDetail,
     RunOutput,
     RunProgress,
@@ -46,14 +43,10 @@ from helixqueue.records.run import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from helixqueue.operations.batches import Operations
     from helixqueue.records.run import RunAnswer
 
 PROFILE: Final = "text-v1"  # of queues that take datums
-PAGE_DATUMS: Final = 2_000  # of one call
-LONGEST_LOOK_S: Final = 2.0
 SPEC_CHARS: Final = 1024 * 1024
 DIGEST: Final = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
@@ -132,23 +125,28 @@ def show_run(operations: Operations, run: RunRef) -> Instructions[RunDetail]:
     return (yield from _find(operations, run, spec=True))
 
 
-@operation(
-    "GET /v1/runs/{run}/datums",
-    scope="read",
-    raises=[NoSuchRun],
-    redact=lambda datum: replace(datum, detail=None),
-)
+@operation("GET /v1/runs/{run}/datums", scope="read", raises=[NoSuchRun], redact=without_detail)
 def list_datums(
-    operations: Operations, run: RunRef, *, after: Cursor | None = None, limit: Limit = 50
-) -> Instructions[Page[DatumRow]]:
-    """List the datums of a run, in the order of its expansion.
+    operations: Operations,
+    run: RunRef,
+    *,
+    state: StateFilter | None = None,
+    failure: Failure | None = None,
+    after: Cursor | None = None,
+    limit: Limit = 50,
+) -> Instructions[Page[BatchRow]]:
+    """List the batches of a run, the last of its datums first.
 
-    Each with its state, worker and last failure.
+    The second part of an identity is the name of the datum. A PENDING batch with the cause `held`
+    had not begun when the run was stopped.
     """
     found = yield from _find(operations, run)
-    return (
-        yield from operations.ask(engine.runs.datums(run=found.run, after=after or "", limit=limit))
-    )
+    wanted = None if state is None else read_state(state)
+    call = engine.reads.batches(
+        tenant=found.tenant, queue=found.queue, run=found.run, state=wanted, failure=failure,
+        after=after, limit=limit,
+    )  # fmt: skip
+    return (yield from operations.ask(call))
 
 
 @operation("GET /v1/runs/{run}/outputs", scope="read", raises=[NoSuchRun])
@@ -275,56 +273,6 @@ def retry_run(operations: Operations, run: RunRef, *, reason: Reason) -> Instruc
     With all their attempts. What completed stays. A repeat changes nothing.
     """
     return (yield from _change(operations, "retry", run, reason))
-
-
-# Compositions of clients and commands.
-
-
-def submit_run(
-    operations: Operations,
-    *,
-    read: Callable[[int], Iterator[Mapping[str, Any]]],
-    progress: Callable[[int], None] = lambda _: None,
-    **start: Any,
-) -> Instructions[RunProgress]:
-    """Start a run and append its datums: `read(n)` yields them from number n on.
-
-    Every step may be repeated, so an interrupted start continues where it was.
-    """
-    begun = yield from start_run(operations, **start)
-    current = begun
-    page: list[dict[str, Any]] = []
-    rows = read(begun.appended)
-    while current.state == "expanding":
-        page = [dict(row) for row, _ in zip(rows, range(PAGE_DATUMS), strict=False)]
-        if not page:
-            raise Refused(f"expected {start['datums']} datums, got {current.appended}")
-        current = yield from append_run(operations, begun.name, first=current.appended, datums=page)
-        progress(current.appended)
-    return RunProgress(begun.run, begun.name, current.state, current.appended, begun.is_new)
-
-
-def wait_run(
-    operations: Operations, run: str, timeout: float | None = None
-) -> Instructions[RunDetail]:
-    """Wait until a run has ended: every batch, and its output files have their final names."""
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
-    pause = 0.1
-    while True:
-        found = yield from show_run(operations, run)
-        if found.state in ENDED:
-            return found
-        if found.blocked is not None and found.pending + found.running == 0:
-            raise Refused(f"output files of run {found.name} are blocked: {found.blocked}")
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise InProgress(
-                f"run {found.name} is {found.state}, {found.ended} of {found.datums} datums ended, "
-                f"and it did not end in {timeout} s; wait again",
-                retry_after=LONGEST_LOOK_S,
-            )
-        yield Sleep(min(pause, left))
-        pause = min(pause * 1.5, LONGEST_LOOK_S)
 
 
 def _find(operations: Operations, run: str, *, spec: bool = False) -> Instructions[RunDetail]:

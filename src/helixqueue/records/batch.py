@@ -19,7 +19,7 @@ from helixqueue.states import State
 TokenNumber = Annotated[int, Param("Number of the claim, in its epoch.", sealed=True)]
 Text = Annotated[str | None, Payload]
 Place = Literal["ready", "waiting", "active", "outcome", "retired"]
-Cause = Literal["delay", "limit", "paused"]
+Cause = Literal["delay", "limit", "paused", "held"]
 
 
 class JsonText(str):

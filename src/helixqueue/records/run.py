@@ -98,21 +98,6 @@ class RunDetail(RunRow):
 
 
 @dataclass(frozen=True, slots=True)
-class DatumRow:
-    """Where a datum of a run stands; `cause` `held`: it never ran before the run was stopped."""
-
-    batch_id: UUID
-    datum: str
-    state: str
-    cause: str | None
-    attempt: int
-    worker: str | None
-    changed_at: datetime
-    failure: str | None  # of the last failed attempt
-    detail: Annotated[str | None, Payload]
-
-
-@dataclass(frozen=True, slots=True)
 class RunOutput:
     """A published file of a run."""
 

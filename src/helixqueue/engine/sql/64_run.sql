@@ -76,7 +76,7 @@ begin
     if helix.is_destination(v_place) is not true then
       raise exception using errcode = 'invalid_parameter_value',
         message = format('expected an egress below a root of tenant %s, got %L', p_tenant, left(p_egress, 500)),
-        hint = 'An operator adds a root with helixq run root URI.';
+        hint = 'An operator adds a root with helixq output root URI.';
     end if;
   end if;
   if not exists (select from helix.run r where r.id = v_id) then
@@ -157,7 +157,7 @@ begin
     raise exception using errcode = 'invalid_parameter_value',
       message = format('run %s: expected inputs below a root of tenant %s, got %L', v_run.name, p_tenant,
                        left(v_wrong, 500)),
-      hint = 'An operator adds a root with helixq run root URI.';
+      hint = 'An operator adds a root with helixq output root URI.';
   end if;
   select q.name into v_queue from helix.queue q where q.id = v_run.queue;
   select format('%s is %s%s', replace(p_identity[s.place], E'\x1f', '/'), s.decision, coalesce(': ' || s.note, ''))

@@ -38,34 +38,6 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select r.id, r.name, r.spec from helix.run r where r.id = p_run
 $$;
 
--- A page of the datums of a run, in the order of its spool: where each stands, and why its last attempt failed.
-create function helix.read_run_datums_v1(
-  p_run bigint, p_after_at timestamptz default '-infinity', p_after bigint default 0, p_limit integer default 100
-)
-returns table (batch_id uuid, datum text, state text, cause text, attempt smallint, worker text,
-               changed_at timestamptz, failure text, detail text, at timestamptz, id bigint)
-language sql stable security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set jit = off as $$
-  select helix.public_id(p.key), substr(p.identity, strpos(p.identity, E'\x1f') + 1),
-         coalesce(w.state, p.state)::text, w.cause::text, coalesce(w.attempt, p.attempt),
-         case when w.state in ('ASSIGNED', 'RUNNING', 'COMPLETED') then w.actor end,
-         coalesce(w.changed_at, p.ended_at), t.failure,
-         case when helix.sees_payloads() then t.detail end, p.created_at, p.id
-  from helix.run r
-  cross join lateral (
-    select b.* from helix.batch b
-    where b.queue = r.queue and b.run = r.id and b.retired_at is null
-      and (b.created_at, b.id) > (p_after_at, p_after)
-    order by b.created_at, b.id limit least(p_limit, 5001)) p
-  left join helix.work w on w.batch = p.id
-  left join lateral (
-    select t.failure::text as failure, t.detail::text as detail from helix.result t
-    where t.batch = p.id and t.failure is not null and w.state <> 'COMPLETED'
-    order by t.version desc limit 1) t on true
-  where r.id = p_run
-  order by p.created_at, p.id
-$$;
-
 -- A page of the published files of a run.
 create function helix.read_run_outputs_v1(
   p_run bigint, p_after_manifest uuid default null, p_after_path text default '', p_limit integer default 100

@@ -188,7 +188,6 @@ begin
       ('retry_run_v1',           'operate'),
       ('read_run_text_v1',       'work'),
       ('read_runs_v1',           'read run'),
-      ('read_run_datums_v1',     'read'),
       ('read_run_outputs_v1',    'read'),
       ('read_run_roots_v1',      'read run'),
       -- Fences: an application guards its requests, a worker its effects.
