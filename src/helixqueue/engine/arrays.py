@@ -6,11 +6,9 @@ third of a round trip, and half of the client's time of a bulk submit. One join 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from datetime import datetime
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, cast
 
 _RECORD_SEPARATOR = "\x1e"
 

@@ -7,11 +7,13 @@ round trip, inside a caller's transaction it is part of that. The SQL is in call
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import starmap
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
+from typing import Any, Final, NamedTuple, Unpack
+from uuid import UUID
 
 import orjson
 
@@ -26,10 +28,6 @@ from helixqueue.records.lease import ClaimResult, LeaseRef, LeaseRow, Settlement
 from helixqueue.records.queue import QueueDeletion, QueueRow, QueueSettings
 from helixqueue.records.submission import Receipt, SubmissionRow, SubmittedRow
 from helixqueue.states import State
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from uuid import UUID
 
 _SQL = sql_texts("helixqueue.engine", "calls.sql")
 # Five times as fast as calling the enum, and done for every row.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
 
 from helixqueue.errors import Refused
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
-
-if TYPE_CHECKING:
-    from datetime import datetime
-    from uuid import UUID
 
 _SQL = sql_texts("helixqueue.engine", "changes.sql")
 CHANGES_MAX = 1_000

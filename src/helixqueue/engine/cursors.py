@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -11,8 +12,6 @@ from helixqueue.records.ledger import FeedRow, LedgerRow
 from helixqueue.records.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from helixqueue.postgres.call import Row
 
 T = TypeVar("T")

@@ -6,7 +6,9 @@ A `Call` is one statement: alone it is one commit, inside a caller's transaction
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from helixqueue.engine.arrays import plain, texts
@@ -19,9 +21,6 @@ from helixqueue.records.fence import FenceEventRow, FenceRow, receipt_text
 from helixqueue.states import FenceState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
     from helixqueue.records.fence import DecisionWord, FencePreview
     from helixqueue.records.lease import Token
     from helixqueue.records.page import Page

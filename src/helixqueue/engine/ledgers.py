@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -33,9 +35,6 @@ from helixqueue.records.ledger import (
 from helixqueue.records.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
     from helixqueue.records.ledger import LedgerDeclaration, NewEventRow
 
 _SQL = sql_texts("helixqueue.engine", "ledgers.sql")

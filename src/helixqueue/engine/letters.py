@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from helixqueue.engine.arrays import numbers, texts
@@ -13,9 +15,6 @@ from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.letter import IntakeRow, IntakeState, LetterRow, StoredLetter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from datetime import datetime
-
     from helixqueue.records.letter import NewLetter
     from helixqueue.records.page import Page
     from helixqueue.records.submission import Source, SubmissionRow, SubmittedRow

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from helixqueue.postgres.call import Call
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.duty import ReconcileFinding
 from helixqueue.records.metric import MetricRow
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _SQL = sql_texts("helixqueue.engine", "metrics.sql")
 SERIES_MAX = 50_000  # in one response

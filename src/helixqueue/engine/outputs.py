@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
+from uuid import UUID
 
 from helixqueue.engine.arrays import numbers, plain, texts
 from helixqueue.postgres.call import Call
@@ -18,9 +20,6 @@ from helixqueue.records.output import (
 from helixqueue.records.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from uuid import UUID
-
     from helixqueue.postgres.call import Row
     from helixqueue.records.lease import LeaseRef
     from helixqueue.records.output import ManifestState, StagedFile

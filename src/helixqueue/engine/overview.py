@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from unicodedata import normalize
+from uuid import UUID
 
 from helixqueue.engine.arrays import texts
 from helixqueue.engine.calls import identity_parts
@@ -27,9 +29,6 @@ from helixqueue.records.waiting import BatchProof, EntryProof, WaitingBatch, why
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from uuid import UUID
-
     from helixqueue.records.page import Page
 
 _SQL = sql_texts("helixqueue.engine", "overview.sql")

@@ -7,10 +7,12 @@ scans a bounded number of rows, so it can be short: only a page without `next` i
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from helixqueue.engine.arrays import plain, texts
 from helixqueue.engine.calls import LEASES_MAX, identity_parts, queue_members
@@ -51,9 +53,6 @@ from helixqueue.records.worker import WorkerRow
 from helixqueue.states import FINISHED, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from uuid import UUID
-
     ReadJson = Callable[[str | None], Any]
 
 _SQL = sql_texts("helixqueue.engine", "reads.sql")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from helixqueue.postgres.call import Call
 from helixqueue.postgres.statements import sql_texts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _SQL = sql_texts("helixqueue.engine", "streams.sql")
 

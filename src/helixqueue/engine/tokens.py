@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
+from datetime import datetime
+from typing import Final, Literal, NamedTuple, get_args
 
 from helixqueue.engine.arrays import texts
 from helixqueue.errors import Refused
@@ -19,10 +21,6 @@ from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.page import Page
 from helixqueue.records.token import TokenRow
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from datetime import datetime
 
 _SQL = sql_texts("helixqueue.engine", "tokens.sql")
 

@@ -7,6 +7,7 @@ call, and each batch gets its own answer.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import (
@@ -60,8 +61,6 @@ from helixqueue.records.submission import Receipt
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.instructions import AnyCall
     from helixqueue.operations.operation import Operation

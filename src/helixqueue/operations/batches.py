@@ -11,6 +11,7 @@ import logging
 import math
 import time
 import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from helixqueue.errors import (
@@ -33,8 +34,6 @@ from helixqueue.records.submission import Receipt
 from helixqueue.states import FINISHED, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
     from helixqueue.operations.call_set import CallSet
     from helixqueue.operations.instructions import AnyCall
     from helixqueue.records.batch import EventRow, OutcomeRow

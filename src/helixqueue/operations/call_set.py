@@ -6,13 +6,12 @@ declared operations (`operation.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from uuid import UUID
-
     from helixqueue.operations.instructions import AnyCall
     from helixqueue.operations.operation import Operation
     from helixqueue.records.lease import ClaimResult, LeaseRef, Settlement, WriteResult

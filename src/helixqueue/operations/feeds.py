@@ -7,6 +7,7 @@ event that was not confirmed is delivered again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -29,8 +30,6 @@ from helixqueue.records.parameter import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from helixqueue.operations.batches import Operations
 
 PAGE_MAX: Final = 10_000  # events that one transaction takes

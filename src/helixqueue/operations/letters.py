@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,8 +32,6 @@ from helixqueue.records.parameter import (
 from helixqueue.records.submission import Accepted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from helixqueue.operations.batches import Operations
     from helixqueue.records.letter import StoredLetter
     from helixqueue.records.submission import SubmittedRow

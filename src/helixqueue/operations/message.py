@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from helixqueue.errors import InvalidIdentity, InvalidPayload, Refused
@@ -17,8 +18,6 @@ from helixqueue.records.letter import BODY_BYTES_MAX, HEAD_BYTES, LetterReason, 
 from helixqueue.records.submission import Submission
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from helixqueue.records.submission import SubmittedRow
 
 Fields = list[tuple[bytes, bytes]]

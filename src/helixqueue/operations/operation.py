@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from types import ModuleType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -33,8 +34,6 @@ from typing import (
 from helixqueue.records.parameter import ABSENT, check_value, kind_of
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from helixqueue.errors import HelixError
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.instructions import Instructions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from helixqueue.operations.prepare import KnownQueue, prepare, refused_identity,
 from helixqueue.records.submission import Accepted, Submission, Submitted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.call_set import CallSet
     from helixqueue.queues import Queue

@@ -8,10 +8,8 @@ mark: hence a sweep without hints once a second, and whenever a hinted claim cam
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
+from typing import NamedTuple
 
 SWEEP_EVERY_SECONDS = 1.0
 

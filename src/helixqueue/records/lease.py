@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from uuid import UUID
 
 from helixqueue.identity import stored_public_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-    from uuid import UUID
-
     from helixqueue.records.claim_hints import Hint
     from helixqueue.records.device import FormerAllocation
     from helixqueue.states import State

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from helixqueue.errors import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 KINDS_MAX: Final = 200
 KIND_PATTERN: Final = r"^[A-Za-z][A-Za-z0-9_.-]{0,62}$"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypedDict
+from uuid import UUID
 
 from typing_extensions import TypeVar
 
@@ -10,10 +13,6 @@ from helixqueue.identity import key_bytes, key_text, stored_public_id, stored_te
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from datetime import datetime
-    from uuid import UUID
-
     from helixqueue.errors import Refused
 
 DecisionWord = Literal["new", "duplicate", "conflict", "refused"]

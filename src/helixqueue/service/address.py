@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from helixqueue.errors import Refused
@@ -12,7 +13,6 @@ from helixqueue.service.problems import Problem
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable, Sequence
 
     from helixqueue.fence.http.asgi import Scope
 

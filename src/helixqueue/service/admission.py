@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, get_args, get_origin
 
 from fastapi.routing import APIRoute
@@ -74,8 +75,6 @@ from helixqueue.service.strict_request import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
-
     from fastapi.dependencies.models import Dependant
     from pydantic.fields import FieldInfo
     from starlette.responses import Response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
@@ -56,8 +57,6 @@ from helixqueue.service.settings import MAX_BODY_BYTES
 from helixqueue.webhook import operations as webhook_operations
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from helixqueue.service.admission import Pages
     from helixqueue.service.settings import ServiceSettings
 

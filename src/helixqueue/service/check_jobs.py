@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -26,9 +28,6 @@ from helixqueue.records.check import CheckOutcome
 from helixqueue.service.tenant_limits import TenantLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from pathlib import Path
-
     from psycopg import Connection
 
     from helixqueue.ledger.replay import ReplayResult

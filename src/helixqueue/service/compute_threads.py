@@ -7,16 +7,14 @@ interpreter with the event loop, which then waits for milliseconds. Tenants take
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from helixqueue.errors import HelixError
 from helixqueue.postgres.fairness import FairSemaphore
 from helixqueue.service.costs import MAX_LOOP_MICROSECONDS, cost_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
 
 T = TypeVar("T")
 S = TypeVar("S")

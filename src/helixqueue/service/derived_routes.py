@@ -7,8 +7,10 @@ answer if the token lacks the scope payloads, and seals the cursor of the next p
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import is_dataclass, replace
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 import orjson
@@ -27,9 +29,6 @@ from helixqueue.service.routing import PrincipalDep, RequestLogDep, router
 from helixqueue.service.routing import operation as requirements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
     from helixqueue.log.requests import RequestLog
     from helixqueue.service.principal import Principal
     from helixqueue.service.tenant_cipher import TenantCipher

@@ -8,6 +8,7 @@ the values in `_PROVIDED`; nothing else.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from fastapi.exceptions import RequestValidationError
@@ -23,8 +24,6 @@ from helixqueue.service.problems import Problem
 from helixqueue.service.strict_request import strict_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from helixqueue.fence.http.asgi import Receive, Scope, Send
 
 _PROVIDED: Final = {"principal", "service", "request_log", "raw_body", "request"}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import orjson
 from fastapi import HTTPException
@@ -22,9 +23,6 @@ from helixqueue.errors import (
     Unavailable,
 )
 from helixqueue.fence.http.problem import PREFIX
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 # Kind: status, title, remedy. A test compares them with docs/http.md.
 PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {

@@ -10,14 +10,13 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from helixqueue.service.address import client_address
 from helixqueue.service.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from helixqueue.fence.http.asgi import Scope
     from helixqueue.service.address import Network
 

@@ -6,6 +6,7 @@ breaks the schema is never stored: the attempt fails, with the same class of fai
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from helixqueue.errors import InvalidPayload
@@ -14,8 +15,6 @@ from helixqueue.service.compute_threads import is_large
 from helixqueue.worker.outcomes import FailureClass, storable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from helixqueue.operations.prepare import KnownQueue
     from helixqueue.service.compute_threads import ComputeThreads
     from helixqueue.service.principal import Principal

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from collections.abc import Coroutine
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path
 from starlette.requests import Request
@@ -15,9 +16,6 @@ from helixqueue.service.hot_routes import HotRoute
 from helixqueue.service.models.requests import NAME_PATTERN
 from helixqueue.service.principal import Principal
 from helixqueue.service.service import Service
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from helixqueue.errors import HelixError
@@ -16,8 +17,6 @@ from helixqueue.service.background import BackgroundTask
 from helixqueue.service.problems import Problem
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from helixqueue.service.check_jobs import CheckJobs
 
 log = logging.getLogger("helixqueue.service.sealing")

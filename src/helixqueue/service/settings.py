@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helixqueue.errors import Refused
@@ -10,8 +11,6 @@ from helixqueue.postgres.database import parse_dsn
 from helixqueue.service.address import host_names, proxy_networks
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from helixqueue.fence.key_file import SigningKey
     from helixqueue.fence.policy import Policy
     from helixqueue.fence.signing import Signer

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,8 +21,6 @@ from helixqueue.errors import Refused
 from helixqueue.postgres.tenant_sessions import InvalidToken
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     from helixqueue.operations.instructions import AnyCall
     from helixqueue.postgres.call import Call
     from helixqueue.records.submission import SubmissionRow, SubmittedRow

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from helixqueue.postgres.fairness import FREE_FACTOR, FairQuota
 from helixqueue.service.problems import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class TenantLimits:

@@ -6,6 +6,7 @@ a body may not be JSON, parameters may be invalid, and admission is the same for
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi.openapi.utils import get_openapi
@@ -19,8 +20,6 @@ from helixqueue.service.openapi import examples
 from helixqueue.service.problems import DEFAULTS, PROBLEMS, ProblemResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from starlette.routing import BaseRoute
 
     from helixqueue.fence.policy import Policy

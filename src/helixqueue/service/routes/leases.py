@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -41,8 +42,6 @@ from helixqueue.service.routing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from helixqueue.postgres.call import Call
     from helixqueue.service.tenant_cipher import OpenedLease, TenantCipher
 
