@@ -200,7 +200,7 @@ def open_target(*, as_owner: bool = False) -> Iterator[Target]:
     """The service or database that the options of the running command select."""
     service = _selected.get().service
     if service is not None:
-        from helixqueue.client.http_backend import HTTP_CALLS  # noqa: PLC0415
+        from helixqueue.client.http_requests import HTTP_CALLS  # noqa: PLC0415
 
         with open_client(service) as client:
             yield Target(backend_of(client).run, HTTP_CALLS, is_service=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from helixqueue.client.async_client import AsyncClient
 from helixqueue.client.database_source import EmbeddedSource
-from helixqueue.client.postgres_backend import AsyncPostgresBackend
+from helixqueue.client.postgres_backend_async import AsyncPostgresBackend
 from helixqueue.records.ledger import GapRule, LedgerDeclaration
 
 if TYPE_CHECKING:

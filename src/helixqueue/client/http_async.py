@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Unpack
 
 from helixqueue.client.async_client import AsyncClient
-from helixqueue.client.http_backend import AsyncHttpBackend
+from helixqueue.client.http_backend_async import AsyncHttpBackend
 from helixqueue.records.ledger import GapRule, LedgerDeclaration
 
 if TYPE_CHECKING:

@@ -1,79 +1,24 @@
-"""The backends of clients that connect to a service."""
+# Generated from http_backend_async.py by `make twins`: change that file.
+"""The backend of clients that connect to a service."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from helixqueue.client.settings import ResolvedHttpSettings
-from helixqueue.errors import Refused
-from helixqueue.operations.batches import Operations
-from helixqueue.operations.call_set import CallSet
-from helixqueue.operations.instructions import (
-    Execute,
-    Instruction,
-    Sleep,
-    outage_pause,
-    run_instructions,
-    run_instructions_async,
-)
-from helixqueue.transport.http import calls
-from helixqueue.transport.http.connection import (
-    AsyncHttpConnection,
-    HttpConnection,
-    ServiceAddress,
-)
-from helixqueue.transport.http.derived_calls import request_of
-from helixqueue.transport.http.transport import HttpTransport
+from helixqueue.client.http_requests import HttpRequests, refuse_within
+from helixqueue.operations.instructions import Instruction, Sleep, run_instructions
+from helixqueue.transport.http.connection import HttpConnection
 
 if TYPE_CHECKING:
-    from helixqueue.client.http import HelixClient
-    from helixqueue.client.http_async import AsyncHelixClient
     from helixqueue.client.settings import HttpSettings
     from helixqueue.queues import Queue
     from helixqueue.transport.http.call import HttpCall
-    from helixqueue.transport.protocol import Transport
-    from helixqueue.worker.options import WorkerOptions
 
 T = TypeVar("T")
-# Connections of a worker besides its claim calls: presence, schemas, waiting for work.
-MORE_CONNECTIONS = 3
-HTTP_CALLS = CallSet(
-    calls,
-    calls,
-    chunk_rows=calls.SUBMIT_ROWS_MAX,
-    chunk_chars=calls.SUBMIT_CHARS_MAX,
-    payload_bytes_max=calls.PAYLOAD_BYTES_MAX,
-    remote=request_of,
-)
 
 
-class _HttpBase:
-    def __init__(self, url: str, token: str, settings: HttpSettings) -> None:
-        resolved = ResolvedHttpSettings.of(settings)
-        self._origin, self._settings = (url, token), settings
-        self.operations = Operations(
-            HTTP_CALLS,
-            tenant=None,
-            actor=None,
-            retry_seconds=resolved.retry_seconds,
-            outage_pause=outage_pause,
-        )
-        self.address = ServiceAddress(**resolved.where(url, token))
-
-    def transport(self, options: WorkerOptions) -> Transport:
-        if options.all_tenants:
-            raise Refused("all_tenants: expected a database, got a token, which has one tenant")
-        connections = options.concurrent_calls + MORE_CONNECTIONS
-        return HttpTransport(replace(self.address, connections=connections), options.worker)
-
-    def spec(self) -> dict[str, Any]:
-        return {"kind": "http", "origin": list(self._origin), "settings": self._settings}
-
-
-class HttpBackend(_HttpBase):
+class HttpBackend(HttpRequests):
     """Connections that threads share."""
 
     def __init__(self, url: str, token: str, settings: HttpSettings) -> None:
@@ -95,56 +40,8 @@ class HttpBackend(_HttpBase):
         if isinstance(instruction, Sleep):
             time.sleep(instruction.seconds)
             return None
-        _refuse_within(instruction)
+        refuse_within(instruction)
         return self._connection.run(instruction.call)
 
     def declare(self, queue: Queue[Any, Any] | str) -> None:
         run_instructions(self.operations.known(queue), self.perform)
-
-    def async_client(self) -> AsyncHelixClient:
-        from helixqueue.client.http_async import AsyncHelixClient  # noqa: PLC0415 - loaded when used
-
-        return AsyncHelixClient(*self._origin, **self._settings)
-
-
-class AsyncHttpBackend(_HttpBase):
-    """Connections that tasks share."""
-
-    def __init__(self, url: str, token: str, settings: HttpSettings) -> None:
-        super().__init__(url, token, settings)
-        self._connection = AsyncHttpConnection(self.address)
-
-    async def open(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        await self._connection.close()
-
-    disconnect = close
-
-    async def run(self, call: HttpCall[T]) -> T:
-        return await self._connection.run(call)
-
-    async def perform(self, instruction: Instruction) -> Any:
-        if isinstance(instruction, Sleep):
-            await asyncio.sleep(instruction.seconds)
-            return None
-        _refuse_within(instruction)
-        return await self._connection.run(instruction.call)
-
-    async def declare(self, queue: Queue[Any, Any] | str) -> None:
-        await run_instructions_async(self.operations.known(queue), self.perform)
-
-    def sync_client(self) -> HelixClient:
-        from helixqueue.client.http import HelixClient  # noqa: PLC0415 - loaded when used
-
-        return HelixClient(*self._origin, **self._settings)
-
-
-def _refuse_within(instruction: Execute) -> None:
-    """A request cannot join a transaction of the caller."""
-    if instruction.within is not None:
-        raise Refused(
-            f"within: expected none, got {type(instruction.within).__name__}; a service cannot "
-            "join your transaction, use HelixQueue with the DSN of the database"
-        )
