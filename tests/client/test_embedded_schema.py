@@ -8,6 +8,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from helixqueue import HelixQueue, Lease, Queue
+from helixqueue.errors import BadSignature
 
 pytestmark = pytest.mark.xdist_group("client outages")  # its servers are in that process
 
@@ -143,3 +144,8 @@ def test_functions_that_logins_call_pin_their_search_path(helix):
             """
         ).fetchall()
     assert open_to_callers == []
+
+
+def test_program_on_embedded_servers_may_receive_webhooks(helix):
+    with pytest.raises(BadSignature):
+        helix.webhooks.receive("unknown", [], b"{}")

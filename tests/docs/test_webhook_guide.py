@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 
 from tests.support.cli import HELIXQ
 from tests.support.service import Site, serving, settings_for
-from tests.support.webhooks import SECRETS
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "webhooks.md"
@@ -21,9 +19,6 @@ def test_commands_and_programs_of_the_guide_print_what_it_shows(database, tmp_pa
     text = GUIDE.read_text(encoding="utf-8")
     [sources] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "webhooks.yml").write_text(sources, encoding="utf-8")
-    (tmp_path / "secret.txt").write_text(SECRETS["standard"], encoding="utf-8")
-    event = {"type": "run.finished", "data": {"run": "run-7", "version": 2, "reads": 410}}
-    (tmp_path / "event.json").write_text(json.dumps(event), encoding="utf-8")
     environment = os.environ | {
         "HELIX_DSN": database.dsn("pool"),
         "HELIX_TENANT": "lab",

@@ -3672,7 +3672,7 @@ begin
   end if;
   raise exception using errcode = 'invalid_parameter_value',
     message = format('expected a destination below a root of tenant %s, got %L', p_tenant, left(p_uri, 200)),
-    hint = 'An operator adds a root with helixq output root add URI.';
+    hint = 'An operator adds a root with helixq output root URI.';
 end
 $$;
 

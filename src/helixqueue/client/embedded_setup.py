@@ -32,7 +32,7 @@ def set_up(
     done = migrate(postgres.migrator_dsn, report=say, wait_s=wait_s)
     role = str(conninfo_to_dict(postgres.dsn)["user"])
     statements = (
-        "grant helix_operator to {}",
+        "grant helix_operator, helix_webhook to {}",
         # The owner is not `role`: only a member of a role may give it a schema.
         "create schema if not exists {}",
         "grant usage, create on schema {0} to {0}",
