@@ -124,7 +124,7 @@ def test_worker_without_described_devices_gets_no_work_that_asks_for_a_model(lab
     lab.submit("s2", requires=gpu(gpu_cc_min=7))
     lab.submit("s3", requires=gpu())
     [lease] = lab.claim(9, free={"gpus": 4, "gpu_vram_gb": 80})
-    assert (lease.identity, lease.devices) == ("s3", ())
+    assert (lease.identity, lease.devices) == ("s3", None)
 
 
 def test_cores_and_memory_are_shared_by_the_workers_of_a_host(lab, host):

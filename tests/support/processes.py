@@ -41,6 +41,8 @@ class ModuleProcess:
 
     def __init__(self, name: str, *arguments: str, environment: Mapping[str, str]) -> None:
         self._output = Path(tempfile.mkdtemp(prefix="helix-output-"))
+        for stream in ("out", "err"):  # also of a process that is killed as it starts
+            (self._output / stream).touch()
         self._process = PROCESSES.Process(
             target=_run, args=([name, *arguments], dict(environment), self._output)
         )

@@ -69,6 +69,14 @@ Free = Annotated[
         "--free JSON", 'Resources of each slot, such as {"gpus": 1, "labels": {"site": "berlin"}}.'
     ),
 ]
+Gpus = Annotated[
+    str | None,
+    option("--gpus LIST", "GPUs that the workers of this host share: all, 0,1 or UUIDs."),
+]
+Pool = Annotated[
+    Path | None,
+    option("--pool FILE", "JSON file that describes what the workers of this host share."),
+]
 Name = Annotated[str | None, option("--name NAME", "Name of the worker.")]
 AllTenants = Annotated[
     bool, option("--all-tenants", "Serve every tenant of the login, not only one.")
@@ -109,6 +117,8 @@ def _work(
     secrets: SecretsFile = None,
     slots: Slots = 4,
     free: Free = None,
+    gpus: Gpus = None,
+    pool: Pool = None,
     until_idle: UntilIdle = False,
     time_limit: TimeLimit = None,
     grace: Grace = 30.0,
@@ -146,10 +156,11 @@ def _work(
         "metrics_port": metrics_port,
         "metrics_host": metrics_host,
         "free": None if free is None else options.parse_resources("free", free),
+        "gpus": gpus,
+        "pool": pool,
     }
     declared, client = ([], None) if app is None else _load_app(app, queues or [])
-    if url or dsn or data:
-        client = None
+    client = None if url or dsn or data else client
     if all_tenants and tenant is not None:
         raise typer.BadParameter("expected --tenant or --all-tenants, got both")
     with (
@@ -159,15 +170,17 @@ def _work(
         if runs:
             jobs = _run_handlers(helix, queues, secrets, logs, work_options)
         elif arguments is not None:
-            run = Program(arguments, logs).run
-            jobs = {queue: QueueHandler(queue, None, run, time_limit) for queue in queues or ()}
+            jobs = _program_handlers(Program(arguments, logs), queues or (), time_limit)
         else:
             jobs = handlers_of(helix, declared)
         summary = work(helix, jobs, work_options)
-    if as_json:
-        show.json_line(_summary_text(summary), **asdict(summary))
-    else:
-        show.line(_summary_text(summary))
+    _show_summary(summary, as_json=as_json)
+
+
+def _program_handlers(
+    program: Program, queues: Sequence[str], time_limit: float | None
+) -> dict[str, QueueHandler]:
+    return {queue: QueueHandler(queue, None, program.run, time_limit) for queue in queues}
 
 
 def _run_handlers(
@@ -189,7 +202,8 @@ def _run_handlers(
         return text.name, text.spec
 
     program = RunProgram(read_text, secrets, logs)
-    options["free"] = offered(options["free"], options["slots"])
+    is_pool = options["gpus"] is not None or options["pool"] is not None
+    options["free"] = offered(options["free"], 1 if is_pool else options["slots"])
     return {queue: QueueHandler(queue, None, program.run) for queue in queues or [DEFAULT_QUEUE]}
 
 
@@ -271,6 +285,13 @@ def _open_client(
             owner = connection.tenant_to_work_for(database, tenant, every=every_tenant)
         with HelixQueue(target.dsn, owner) as helix:
             yield helix
+
+
+def _show_summary(summary: WorkSummary, *, as_json: bool) -> None:
+    if as_json:
+        show.json_line(_summary_text(summary), **asdict(summary))
+    else:
+        show.line(_summary_text(summary))
 
 
 def _summary_text(summary: WorkSummary) -> str:

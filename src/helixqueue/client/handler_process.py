@@ -141,7 +141,7 @@ def _client(spec: dict[str, Any]) -> Any:
 def _run(
     queue: Queue[Any, Any], job: dict[str, Any], handle: Any, channel: WorkerChannel
 ) -> dict[str, Any]:
-    attempt = _RemoteAttempt(_row(job["lease"]), job["claimed_at"], channel)
+    attempt = _RemoteAttempt(_row(job["lease"], job["devices"]), job["claimed_at"], channel)
     schema = None if job["schema"] is None else Schema(job["schema"])
     lease: Lease[Any, Any] = Lease(attempt, queue, schema, handle)
     outcome: dict[str, Any]
@@ -163,11 +163,12 @@ def _run(
     }
 
 
-def _row(values: list[Any]) -> LeaseRow:
+def _row(values: list[Any], devices: list[str] | None) -> LeaseRow:
     batch, token, key, tenant, queue, identity, revision, payload, attempt, lease_seconds = values
     return LeaseRow(
         batch, read_token(token), bytes.fromhex(key), tenant, queue, identity, revision, payload,
         attempt, State.RUNNING, _NO_DEADLINE, lease_seconds, shares_nonce=False,
+        devices=None if devices is None else tuple(devices),
     )  # fmt: skip
 
 

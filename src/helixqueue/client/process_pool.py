@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING, Any
 from helixqueue.client.backend import backend_of
 from helixqueue.errors import HelixError, LeaseLost, Refused
 from helixqueue.records.lease import Settlement, read_token
+from helixqueue.worker.devices import device_environment
 from helixqueue.worker.outcomes import AttemptFailure, FailureClass, ReportedFailure
 from helixqueue.worker.program import exit_failure
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from helixqueue.client.run_worker import AnyClient
     from helixqueue.queues import Queue
     from helixqueue.schemas import Schema
@@ -46,28 +49,33 @@ class HandlerProcessPool:
         self._idle: list[HandlerProcess] = []
 
     async def run(self, attempt: Attempt, schema: Schema | None, handle: WorkerHandle) -> Any:
-        process = self._idle.pop() if self._idle else await self._start()
+        # A process may keep memory of its devices, so it runs one attempt with devices and ends.
+        devices = attempt.row.devices
+        process = self._idle.pop() if self._idle and not devices else await self._start(devices)
         handle.set_process_group(attempt, process.pid)
         try:
             value = await process.run(attempt, schema, handle)
         except BaseException:
             # A process that reported the failure itself can be reused.
-            if process.is_idle:
-                self._idle.append(process)
-            else:
-                await process.kill()
+            await self._end(process, reuse=process.is_idle and not devices)
             raise
         finally:
             handle.set_process_group(attempt, None)
-        self._idle.append(process)
+        await self._end(process, reuse=not devices)
         return value
+
+    async def _end(self, process: HandlerProcess, *, reuse: bool) -> None:
+        if reuse:
+            self._idle.append(process)
+        else:
+            await process.kill()
 
     async def close(self) -> None:
         """End the idle processes; a busy one was killed when its handler was stopped."""
         idle, self._idle = self._idle, []
         await asyncio.gather(*(process.kill() for process in idle))
 
-    async def _start(self) -> HandlerProcess:
+    async def _start(self, devices: Sequence[str] | None) -> HandlerProcess:
         client_spec = await asyncio.to_thread(backend_of(self._client).spec)
         ours, theirs = socket.socketpair()
         try:
@@ -76,6 +84,7 @@ class HandlerProcessPool:
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
+                env=None if devices is None else os.environ | device_environment(devices),
             )
         except OSError as error:
             ours.close()
@@ -115,6 +124,7 @@ class HandlerProcess:
                 # The token of this lease only: the handler must not be able to write to other
                 # leases of the claim.
                 "lease": [row.batch, row.own_token, row.key.hex(), *row[3:9], row.lease_seconds],
+                "devices": row.devices,
                 "claimed_at": attempt.claimed_at,
                 "schema": None if schema is None else dict(schema.document),
             }

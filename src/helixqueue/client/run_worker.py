@@ -67,9 +67,21 @@ def work(
 ) -> WorkSummary | Awaitable[WorkSummary]:
     """Work until nothing is left or the worker is stopped; returns what was done."""
     checked = WorkerOptions(**options)
+    if checked.device_pool is not None:
+        _demand_processes(by_queue)
     if isinstance(client, SyncClient):
         return _work(client, by_queue, checked)
     return _work_async(client, by_queue, checked)
+
+
+def _demand_processes(by_queue: dict[str, QueueHandler]) -> None:
+    """A lost lease must end what uses its devices, and a thread cannot be ended."""
+    for handler in by_queue.values():
+        if handler.queue is not None and handler.queue.run_in != "process":
+            raise Refused(
+                f"queue {handler.name}: expected a handler in a process for a worker with devices; "
+                'declare the queue with run_in="process", or use --exec'
+            )
 
 
 def _work(

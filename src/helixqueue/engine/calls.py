@@ -164,7 +164,7 @@ def _read_claimed(settle: Sequence[Settlement], rows: list[Row]) -> ClaimResult:
         int(queue): (tenant, name, lease_seconds, _EPOCH + timedelta(microseconds=deadline))
         for queue, (tenant, name, lease_seconds, deadline) in header["queues"].items()
     }
-    devices = tuple(header.get("devices") or ())
+    devices = None if header.get("devices") is None else tuple(header["devices"])
     leases = []
     for batch, queue, attempt, key, identity, revision, payload, run in rows[1:]:
         tenant, name, lease_seconds, deadline = queues[queue]

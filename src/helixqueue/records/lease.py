@@ -85,8 +85,9 @@ class LeaseRow(NamedTuple):
     # `token` has the nonce of the claim; false for leases with a token of their own (over HTTP, or
     # from a parent worker process).
     shares_nonce: bool = True
-    devices: tuple[str, ...] = ()  # UUIDs of the GPUs that it holds
     run: int | None = None  # the id of the run that the batch belongs to
+    # UUIDs of the GPUs that it holds; None: its worker owns no devices.
+    devices: tuple[str, ...] | None = None
 
     @property
     def batch_id(self) -> UUID:

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections import deque
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import HelixError, Retryable, Unavailable
 from helixqueue.failpoints import failpoint
@@ -23,8 +23,9 @@ from helixqueue.transport.protocol import ClaimRequest, Settlement
 from helixqueue.worker.retry import with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
+    from helixqueue.records.device import FormerAllocation
     from helixqueue.transport.protocol import ClaimResult, Transport, WriteResult
     from helixqueue.worker.attempt import Attempt
     from helixqueue.worker.health import Durations, WorkerHealth
@@ -62,7 +63,7 @@ class Capacity:
         self._slots = options.slots
         self._calls = options.concurrent_calls
         self._prefetch = options.prefetch
-        self._one_by_one = options.free is not None  # each slot claims what fits its resources
+        self._one_by_one = options.one_by_one
         self._in_flight = in_flight
         self._recorded = 0
         self.handler_seconds = 1.0  # moving average
@@ -120,6 +121,7 @@ class Claimer:
         self._health = health
         self._options = options
         self._hints = Hints()
+        self._former: Sequence[FormerAllocation] = ()  # of this host, as the last claim found it
         self._finished: deque[tuple[Attempt, Settlement]] = deque()
         self._idle_callers: deque[asyncio.Future[None]] = deque()
         self._requested = 0  # leases that calls in flight ask for
@@ -247,7 +249,7 @@ class Claimer:
             queues=self._queues,
             count=count,
             settle=[settlement for _, settlement in sent.values()],
-            free=self._options.free,
+            free=await self._free(),
             # A claim that finds little is complete only without hints.
             hints=self._hints.now(claimed_at) if self._supply is Supply.PLENTY else (),
         )
@@ -262,9 +264,19 @@ class Claimer:
                 raise
             await self._settle(sent)  # one of these is invalid; the next call claims
             return
+        self._former = claimed.former
         self._health.claim_answered(claimed_at)
         self._in_flight.settled(sent, claimed.settled, request.request_id)
         self._record_claim(request, claimed, claimed_at)
+
+    async def _free(self) -> Mapping[str, Any] | None:
+        pool = self._options.device_pool
+        if pool is None:
+            return self._options.free
+        attempts = {*self._in_flight.held.values(), *self._in_flight.running}
+        held = {str(attempt.row.batch_id) for attempt in attempts}
+        gone = await asyncio.to_thread(pool.find_gone, self._former, held) if self._former else ()
+        return pool.free(gone)
 
     async def _settle(self, sent: Finished) -> None:
         failpoint("settle.before")

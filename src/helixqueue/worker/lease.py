@@ -111,6 +111,11 @@ class _BaseLease(Generic[P, R]):
         return self._attempt.row.attempt
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that this lease holds; the process sees no others."""
+        return self._attempt.row.devices or ()
+
+    @property
     def idempotency_key(self) -> str:
         """A key for calls to other systems: unique to the batch, equal in all its attempts."""
         return key_text(self._attempt.row.key)

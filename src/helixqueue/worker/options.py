@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from helixqueue.errors import Refused
 from helixqueue.queues import checked_requires
+from helixqueue.worker.devices import DevicePool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 CONCURRENT_CALLS = 2
 CONCURRENT_CALLS_MAX = 32
@@ -22,7 +24,11 @@ class WorkOptions(TypedDict, total=False):
     slots: int  # concurrent handlers; 4
     until_idle: bool  # end when nothing is left to claim
     prefetch: int | None  # 1: claim for free slots only, N: N - 1 ahead; default: by duration
-    free: Mapping[str, Any] | None  # resources of each slot: {"gpus": 1, "gpu_vram_gb": 24}
+    # Resources of each slot: {"gpus": 1, "gpu_vram_gb": 24}. With `gpus` or `pool`, of the host.
+    free: Mapping[str, Any] | None
+    # Devices that all slots and workers of this host share: "all", [0, 1], or UUIDs.
+    gpus: str | Sequence[int | str] | None
+    pool: str | Path | None  # a file that describes what the workers of this host share
     poll_seconds: float  # interval of claims without a wake-up; 1
     grace_seconds: float  # time to finish after stop; 30
     name: str | None  # of the worker, for operators; default: host and process id
@@ -37,6 +43,8 @@ class WorkerOptions:
     until_idle: bool = False
     prefetch: int | None = None
     free: Mapping[str, Any] | None = None
+    gpus: str | Sequence[int | str] | None = None
+    pool: str | Path | None = None
     poll_seconds: float = 1.0
     grace_seconds: float = 30.0
     name: str | None = None
@@ -44,6 +52,7 @@ class WorkerOptions:
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     worker: str = field(init=False)
+    device_pool: DevicePool | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         for option, least, most in (
@@ -62,6 +71,8 @@ class WorkerOptions:
             raise Refused(f"metrics_port: expected 0 to 65535, got {self.metrics_port!r}")
         if self.free is not None:
             object.__setattr__(self, "free", checked_requires(self.free, "free"))
+        if self.gpus is not None or self.pool is not None:
+            object.__setattr__(self, "device_pool", DevicePool(self.gpus, self.pool, self.free))
         # With a random suffix: a worker that restarts under the same name is another worker.
         name = self.name or f"{socket.gethostname()}-{os.getpid()}"
         if not 1 <= len(name.encode()) <= 200:
@@ -78,4 +89,9 @@ class WorkerOptions:
     @property
     def concurrent_calls(self) -> int:
         """Few, so that slots which finish together share a call; `free` claims slot by slot."""
-        return min(self.slots, CONCURRENT_CALLS if self.free is None else CONCURRENT_CALLS_MAX)
+        return min(self.slots, CONCURRENT_CALLS_MAX if self.one_by_one else CONCURRENT_CALLS)
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each slot claims what fits its resources."""
+        return self.free is not None or self.device_pool is not None

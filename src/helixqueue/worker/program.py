@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from helixqueue.errors import InvalidPayload
 from helixqueue.identity import PART_SEPARATOR, key_text
 from helixqueue.identity.strictjson import loads
+from helixqueue.worker.devices import device_environment
 from helixqueue.worker.outcomes import AttemptFailure, FailureClass
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ def batch_variables(row: LeaseRow, payload: Path, result: Path) -> dict[str, str
         "HELIX_REVISION": row.revision,
         "HELIX_ATTEMPT": str(row.attempt),
         "HELIX_IDEMPOTENCY_KEY": key_text(row.key),
+        **({} if row.devices is None else device_environment(row.devices)),
     }
 
 

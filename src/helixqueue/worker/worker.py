@@ -243,7 +243,8 @@ class Worker:
             for a in list(self._in_flight.running)[:50]
             if a.progress is not None
         ]
-        resources = self._options.free or {}
+        pool = self._options.device_pool
+        resources = self._options.free or {} if pool is None else pool.describe()
         health = {
             "release": version("helixqueue"),
             "queues": sorted(self._handlers),

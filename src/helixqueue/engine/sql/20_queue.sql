@@ -108,12 +108,11 @@ create table helix.lane (
   -- The requirements of its class, copied because a class never changes: a claim compares its lanes
   -- with the worker's free resources, and looking each class up took a seventh of a claim.
   gpus        integer not null,
-  gpu_vram_gb real    not null,
+  gpu_vram_gb real    not null,  -- infinite if a model or compute capability is required: then devices are compared (55_device.sql)
   cpu_cores   real    not null,
   ram_gb      real    not null,
   disk_gb     real    not null,
   labels      jsonb   not null,
-  by_device   boolean not null,  -- it asks for a model or a compute capability: only for workers that describe their devices
   -- The turn that claims have reached, written at most once a second: a new arrival is placed here and
   -- not after the backlog of a tenant that submitted earlier.
   served    bigint not null default 0,

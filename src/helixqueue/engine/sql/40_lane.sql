@@ -106,9 +106,10 @@ begin
     return v_lane.id;
   end if;
   insert into helix.lane as l (queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb,
-                               labels, by_device, made_for, queues, twin)
-  select p_queue.name, c.id, p_priority, c.gpus, c.gpu_vram_gb, c.cpu_cores, c.ram_gb, c.disk_gb, c.labels,
-         c.gpu_model <> '{}' or c.gpu_cc_min > 0, p_queue.tenant, case when p_has_work then array[p_queue.id] else '{}' end,
+                               labels, made_for, queues, twin)
+  select p_queue.name, c.id, p_priority, c.gpus,
+         case when c.gpu_model <> '{}' or c.gpu_cc_min > 0 then 'infinity' else c.gpu_vram_gb end, c.cpu_cores, c.ram_gb, c.disk_gb, c.labels,
+         p_queue.tenant, case when p_has_work then array[p_queue.id] else '{}' end,
          case when helix.makes_first('lane', format('%s %s %s', p_class, p_priority, p_queue.name)) then 0
               else (random() * 2e9)::integer + 1 end
   from helix.requirement_class c where c.id = p_class

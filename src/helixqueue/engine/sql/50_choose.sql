@@ -10,13 +10,13 @@ create type helix.resources as (
   disk_gb     real,
   labels      jsonb,
   host        text,      -- of a worker that owns devices,
-  lanes       integer[]  -- and the lanes that fit it (55_device.sql)
+  misfits     integer[]  -- and the lanes that do not fit them (55_device.sql)
 );
 
 -- A resource that the worker does not name counts as none.
 create function helix.resources_of(p_free jsonb) returns helix.resources
 language sql stable as $$
-  select jsonb_populate_record(row(0, 0, 0, 0, 0, '{}', null, null)::helix.resources, coalesce(p_free, '{}'))
+  select jsonb_populate_record(row(0, 0, 0, 0, 0, '{}', null, '{}')::helix.resources, coalesce(p_free, '{}'))
 $$;
 
 -- The queues that a claim may take from, by internal id; null: those of all tenants.
@@ -38,10 +38,9 @@ language sql stable as $$
   where l.queue = any (p_queues) and not l.idle and l.id <> all (p_empty)
     -- Class 0 asks for nothing, and a worker may have named nothing.
     and (l.class = 0
-         or case when p_free.host is not null then l.id = any (p_free.lanes) else
-             l.gpus <= p_free.gpus and l.gpu_vram_gb <= p_free.gpu_vram_gb and l.cpu_cores <= p_free.cpu_cores
-             and l.ram_gb <= p_free.ram_gb and l.disk_gb <= p_free.disk_gb and l.labels <@ p_free.labels
-             and not l.by_device end)
+         or (l.gpus <= p_free.gpus and l.gpu_vram_gb <= p_free.gpu_vram_gb
+             and l.cpu_cores <= p_free.cpu_cores and l.ram_gb <= p_free.ram_gb
+             and l.disk_gb <= p_free.disk_gb and l.labels <@ p_free.labels))
 $$;
 
 -- The hint for a lane; without one, before the first turn. A CASE and not a coalesce: the planner makes an
@@ -265,7 +264,7 @@ declare
   v_each      integer;           -- an even share of them
   v_share     integer[];
   v_got       record;            -- what they gave, in parallel arrays
-  v_empty     integer[] := '{}'; -- lanes that gave all they have, or all that others have not locked
+  v_empty     integer[] := p_free.misfits; -- and lanes that gave all they have, or all that others have not locked
   v_seen      bigint[] := '{}';  -- what this call has looked at
   v_kept      bigint[];
   v_fruitless integer := 0;      -- passes that met only batches which had to move
@@ -352,7 +351,7 @@ begin
     v_wanted := p_count - cardinality(v_choice.batch);
     if v_wanted > 0 then
       select v_free.gpus - sum(l.gpus), v_free.gpu_vram_gb, v_free.cpu_cores - sum(l.cpu_cores),
-             v_free.ram_gb - sum(l.ram_gb), v_free.disk_gb - sum(l.disk_gb), v_free.labels, v_free.host, v_free.lanes
+             v_free.ram_gb - sum(l.ram_gb), v_free.disk_gb - sum(l.disk_gb), v_free.labels, v_free.host, v_free.misfits
       into v_free
       from unnest(v_got.lane) as taken (lane) join helix.lane l on l.id = taken.lane;
     end if;

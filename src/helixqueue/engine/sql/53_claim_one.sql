@@ -49,10 +49,10 @@ end
 $$;
 
 -- Leases the batch that `choose_one` found, as claim_v1 does with many: header and lease. Null: the request has
--- leases already. p_detail: what the lease holds of its host (55_device.sql).
+-- leases already. p_content: the hash of what the lease holds of its host (55_device.sql).
 create function helix.lease_one(
   p_one helix.chosen, p_worker text, p_request uuid, p_start boolean, p_seconds real, p_epoch integer,
-  p_settled helix.answer[], p_detail text default null
+  p_settled helix.answer[], p_content bytea default null
 ) returns helix.lease[]
 language plpgsql as $$
 declare
@@ -63,6 +63,7 @@ declare
   v_seconds  real := coalesce(p_seconds, p_one.lease_seconds);
   v_deadline timestamptz := v_now + make_interval(secs => v_seconds);
   v_state    helix.state := case when p_start then 'RUNNING' else 'ASSIGNED' end;
+  v_allocated bigint := case when p_content is not null then v_entry end;
   v_row      record;
 begin
   insert into helix.request (id, number, worker, unsettled, due)
@@ -77,9 +78,7 @@ begin
       attempt = w.attempt + 1, epoch = v_epoch, nonce = v_nonce, number = v_entry, deadline = v_deadline,
       lease_seconds = v_seconds, entry = v_entry, before = w.entry, came_from = w.state,
       reason = case when p_start then 'started' else 'claimed' end::helix.reason, changed_at = v_now,
-      actor = p_worker, step = true, late = false,
-      content = case when p_detail is not null then helix.content_hash(null, p_detail, null) end,
-      allocated = case when p_detail is not null then v_entry else w.allocated end
+      actor = p_worker, step = true, late = false, content = p_content, allocated = v_allocated
   from helix.batch b, helix.queue q
   where w.ctid = p_one.tuple and b.id = p_one.batch and q.id = p_one.queue
   returning w.batch, w.queue, w.attempt, b.key, b.identity, b.revision, b.payload::text as payload,

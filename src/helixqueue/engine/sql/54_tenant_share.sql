@@ -70,7 +70,7 @@ begin
     with pair as materialized (
       select m.queue, l.id as lane, -(l.id % 33554432 * 64 + m.place::integer) as hint,
              l.priority + random() as rank, l.served_at, l.gpus, l.cpu_cores, l.ram_gb, l.disk_gb
-      from helix.fitting_lanes(p_queues, p_free, '{}') l
+      from helix.fitting_lanes(p_queues, p_free, p_free.misfits) l
       cross join lateral unnest(l.queues) with ordinality as m (queue, place)
       where p_mine is null or m.queue = any (p_mine)
     ),

@@ -162,7 +162,7 @@ begin
 end
 $$;
 
--- What a claim for this host may take: free resources with the lanes that fit them, devices, and the queues to look in.
+-- What a claim for this host may take: free resources with the lanes that do not fit them, devices, and the queues to look in.
 create function helix.free_of_host(
   p_pool helix.pool, p_queues text[], p_mine integer[],
   out free helix.resources, out devices helix.device[], out mine integer[], out reserved integer
@@ -178,7 +178,7 @@ begin
       and not (select h.withdrawn from helix.host h where h.name = p_pool.host) ? d.uuid);
   devices := array(select d from unnest(v_all) d
                    where not exists (select from helix.allocation a where a.host = p_pool.host and a.device = d.uuid));
-  select cardinality(devices), 0, p_pool.cpu_cores - coalesce(sum(a.cpu_cores), 0),
+  select cardinality(devices), 'infinity', p_pool.cpu_cores - coalesce(sum(a.cpu_cores), 0),
          p_pool.ram_gb - coalesce(sum(a.ram_gb), 0), p_pool.disk_gb - coalesce(sum(a.disk_gb), 0), p_pool.labels,
          p_pool.host, '{}'
   into free
@@ -195,7 +195,7 @@ begin
       -- Its turn: this claim looks nowhere else.
       reserved := v_host.reserved_lane;
       mine := array[v_host.reserved_queue];
-      free.lanes := array[reserved];
+      free.misfits := array(select l.id from helix.lane l where l.queue = any (p_queues) and l.id <> reserved);
       return;
     end if;
     devices := array(select d from unnest(devices) d
@@ -205,9 +205,9 @@ begin
     free.ram_gb := greatest(free.ram_gb - v_class.ram_gb, 0);
     free.disk_gb := greatest(free.disk_gb - v_class.disk_gb, 0);
   end if;
-  free.lanes := array(
+  free.misfits := array(
     select l.id from helix.lane l join helix.requirement_class c on c.id = l.class
-    where l.queue = any (p_queues) and not l.idle and l.class <> 0 and helix.fits(c, free, devices));
+    where l.queue = any (p_queues) and not l.idle and l.class <> 0 and not helix.fits(c, free, devices));
 end
 $$;
 
@@ -217,7 +217,8 @@ language plpgsql as $$
 begin
   p_header.payload := left(p_header.payload, -1) || format(
     ',"devices":%s,"former":%s}',
-    (select coalesce(jsonb_agg(a.device order by a.id) filter (where a.device is not null), '[]')
+    (select case when count(*) = 0 then 'null'
+                 else coalesce(jsonb_agg(a.device order by a.id) filter (where a.device is not null), '[]') end
      from helix.allocation a where a.number = p_number), coalesce(p_former, '[]'));
   return p_header;
 end
@@ -264,7 +265,7 @@ begin
   v_leased := helix.lease_one(
     (v_choice.batch[1], v_choice.tuple[1], v_choice.lane[1], v_choice.turn[1], v_choice.queue[1],
      v_choice.lease_seconds[1], true, v_choice.stale)::helix.chosen,
-    p_worker, p_request, p_start, p_seconds, p_epoch, p_settled, v_detail);
+    p_worker, p_request, p_start, p_seconds, p_epoch, p_settled, helix.content_hash(null, v_detail, null));
   if v_leased is null then
     return query select * from helix.leases_of(p_worker, p_request, p_settled);
     return;

@@ -56,7 +56,7 @@ begin
                             '{id,requires,gpus,gpu_vram_gb,cpu_cores,ram_gb,disk_gb,labels,gpu_model,'
                             'gpu_cc_min,twin}');
   perform helix.audit_table('helix.lane', '{id}', '{id,queue,class,priority,gpus,gpu_vram_gb,cpu_cores,ram_gb,'
-                                                  'disk_gb,labels,by_device,made_for,twin}');
+                                                  'disk_gb,labels,made_for,twin}');
   perform helix.audit_table('helix.host', '{name}', '{name,withdrawn}');
   perform helix.audit_table('helix.ledger', '{id}',
                             '{id,tenant,name,machine,initial,is_strict,gaps,bound,ignored,created_at,created_by}');

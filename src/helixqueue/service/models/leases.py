@@ -34,6 +34,18 @@ class LeaseResponse(BaseModel):
     deadline: datetime
     lease_seconds: float
     run: int | None = Field(description="The id of the run that the batch belongs to.")
+    devices: list[str] | None = Field(
+        description="UUIDs of the GPUs that it holds; null if the worker owns no devices."
+    )
+
+
+class FormerAllocationResponse(BaseModel):
+    """What a lease held that has ended, while its process may still be running."""
+
+    id: int
+    process: str
+    batch_id: UUID
+    device: str | None
 
 
 class LeaseWriteResponse(BaseModel):
@@ -55,6 +67,9 @@ class ClaimResponse(BaseModel):
     leases: list[LeaseResponse]
     settled: list[LeaseWriteResponse]
     more: bool = Field(description="The response size limit was reached; claim again.")
+    former: list[FormerAllocationResponse] = Field(
+        description="Of the host; the next claim names in `gone` those whose process ended."
+    )
 
 
 class ExpectResponse(BaseModel):
@@ -84,4 +99,5 @@ def lease(row: LeaseRow, cipher: TenantCipher) -> dict[str, Any]:
         "deadline": row.deadline,
         "lease_seconds": row.lease_seconds,
         "run": row.run,
+        "devices": row.devices,
     }

@@ -128,8 +128,22 @@ class RefusedIdentitiesRequest(RequestModel):
     ]
 
 
+_OF_HOSTS = {"host", "devices", "process", "grace_seconds", "reserve_seconds", "gone"}
+
+
+class DeviceItem(RequestModel):
+    """A GPU of the host of a worker."""
+
+    uuid: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\w.:/-]+$")]
+    index: Annotated[StrictInt, Field(ge=0, le=1_000)] = 0
+    model: Annotated[str, Field(max_length=100), AfterValidator(printable)] = ""
+    vram_gb: Amount = 0
+    cc: Amount = 0
+    fault: Annotated[str, Field(max_length=200), AfterValidator(printable)] | None = None
+
+
 class Resources(RequestModel):
-    """Free resources of a worker."""
+    """Free resources of a worker; with `host`, what all workers of that host share."""
 
     gpus: Annotated[StrictInt, Field(ge=0, le=1_000_000)] = 0
     gpu_vram_gb: Amount = 0
@@ -137,15 +151,25 @@ class Resources(RequestModel):
     ram_gb: Amount = 0
     disk_gb: Amount = 0
     labels: dict[str, str] = Field(default_factory=dict)
+    host: Annotated[str, Field(min_length=1, max_length=255), AfterValidator(printable)] | None = (
+        None
+    )
+    devices: Annotated[list[DeviceItem], Field(max_length=64)] | None = None
+    process: Annotated[str, Field(max_length=255), AfterValidator(printable)] | None = None
+    grace_seconds: Amount | None = None
+    reserve_seconds: Amount | None = None
+    gone: Annotated[list[StrictInt], Field(max_length=1_000)] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _check(cls, value: Any) -> Any:  # noqa: ANN401 - JSON
         """Apply the same rules as for workers with a direct connection."""
         try:
-            return checked_requires(value, "free") if isinstance(value, dict) else value
+            if isinstance(value, dict):
+                checked_requires({k: v for k, v in value.items() if k not in _OF_HOSTS}, "free")
         except Refused as refused:
             raise ValueError(str(refused)) from None
+        return value
 
 
 class LoginRequest(RequestModel):

@@ -60,7 +60,7 @@ EXPECT_SECONDS: Final = 60.0
 async def hello(body: HelloRequest, principal: PrincipalDep, request_log: RequestLogDep) -> None:
     """For display only: a worker that never registers gets work as well."""
     request_log.add(worker=body.worker)
-    free = {} if body.free is None else body.free.model_dump()
+    free = {} if body.free is None else body.free.model_dump(exclude_none=True)
     free |= body.model_dump(mode="json", include={"health", "progress"}, exclude_none=True)
     report = None if body.ended and not free else free
     await principal.execute(calls.hello(worker=body.worker, free=report, ended=body.ended))
@@ -96,7 +96,7 @@ async def claim(
         request=body.request,
         queues=body.queues,
         count=body.count,
-        free=None if body.free is None else body.free.model_dump(),
+        free=None if body.free is None else body.free.model_dump(exclude_none=True),
         start=body.start,
         lease_seconds=body.lease_seconds,
     )
@@ -118,6 +118,7 @@ async def claim(
             "leases": [models.lease(row, cipher) for row in claimed.leases],
             "settled": [answer.model_dump() for answer in answers],
             "more": claimed.more,
+            "former": [row._asdict() for row in claimed.former],
         }
     )
 

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, key_bytes
+from helixqueue.records.device import FormerAllocation
 from helixqueue.records.lease import ClaimResult, LeaseRow, SealedToken, WriteResult
 from helixqueue.records.ledger import AppendedRow
 from helixqueue.records.submission import WITHOUT_IDENTITY, Receipt, SubmissionRow, SubmittedRow
@@ -142,6 +143,7 @@ def _read_claimed(settle: Sequence[Settlement], document: dict[str, Any]) -> Cla
         tuple(_read_lease(item) for item in document["leases"]),
         tuple(_read_answers("settled", settle, document)),
         more=document["more"],
+        former=tuple(FormerAllocation(**item) for item in document["former"]),
     )
 
 
@@ -163,6 +165,7 @@ def _read_lease(document: dict[str, Any]) -> LeaseRow:
         document["lease_seconds"],
         shares_nonce=False,
         run=document["run"],
+        devices=None if document["devices"] is None else tuple(document["devices"]),
     )
 
 

@@ -98,7 +98,7 @@ class HttpTransport:
             failpoint("settle.after")
         if leases:
             failpoint("claim.after")
-        return ClaimResult(tuple(leases), tuple(settled), more=claimed.more)
+        return ClaimResult(tuple(leases), tuple(settled), more=claimed.more, former=claimed.former)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[WriteResult]:
         results: list[WriteResult] = []
