@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
+import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -13,6 +15,8 @@ from helixqueue import Queue
 from helixqueue.errors import Refused, Unavailable
 from helixqueue.outputs import object_store
 from helixqueue.outputs.local_store import LocalStore
+from helixqueue.outputs.scratch import ScratchFile
+from helixqueue.outputs.staging import stage
 from helixqueue.outputs.store import NameOccupied, digest
 from helixqueue.outputs.stores import open_store, probe
 from tests.outputs.conftest import (
@@ -300,3 +304,32 @@ def test_occupied_directory_name_blocks_and_is_not_taken_for_a_failure(tmp_path)
     (tmp_path / "root" / "d").write_text("a file")
     with pytest.raises(NameOccupied, match="Not a directory"):
         store.publish(".helix/m/0000000", "d/f", size, sha256)
+
+
+def test_cancelled_staging_leaves_no_copy_behind_its_removal(tmp_path, monkeypatch):
+    """A worker that lost its lease removes what it staged, also what is being copied then."""
+    store = LocalStore(tmp_path / "root")
+    manifest = uuid.uuid4()
+    (tmp_path / "f").write_text("x")
+    is_copying, may_copy = threading.Event(), threading.Event()
+    real = LocalStore.stage
+
+    def stage_slowly(*arguments):
+        is_copying.set()
+        assert may_copy.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(LocalStore, "stage", stage_slowly)
+
+    async def run():
+        files = [ScratchFile(f"{number}", str(tmp_path / "f"), 1, 0) for number in range(9)]
+        task = asyncio.create_task(stage(store, manifest, files))
+        await asyncio.to_thread(is_copying.wait, 30)
+        task.cancel()
+        asyncio.get_running_loop().call_later(0.05, may_copy.set)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        store.remove_staging(manifest)
+
+    asyncio.run(run())
+    assert list(store.names()) == []

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 THREADS = 4
+END_SECONDS = 5.0  # for the copies in progress when the attempt is cancelled
 
 
 async def stage(store: Store, manifest: UUID, files: Sequence[ScratchFile]) -> list[StagedFile]:
@@ -55,9 +56,18 @@ async def in_threads(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
                 stop.set()
                 raise
 
+    count = min(THREADS, len(items))
+    running = asyncio.gather(
+        *(asyncio.to_thread(work) for _ in range(count)), return_exceptions=True
+    )
     try:
-        count = min(THREADS, len(items))
-        await asyncio.gather(*(asyncio.to_thread(work) for _ in range(count)))
-    finally:
+        ended = await asyncio.shield(running)
+    except asyncio.CancelledError:
+        # A copy in progress would else arrive after the removal of what was staged.
         stop.set()
+        await asyncio.wait([running], timeout=END_SECONDS)
+        raise
+    for error in ended:
+        if error is not None:
+            raise error
     return [results[place] for place in range(len(items))]
