@@ -8,6 +8,7 @@ from contextlib import suppress
 from helixqueue import HelixQueue, Machine
 from tests.support.lab import POOLED, Lab, completion, failure
 from tests.support.letters import write_letters
+from tests.support.outputs import publish_output
 from tests.support.service import submit
 from tests.support.webhooks import SECRETS, signed_headers
 
@@ -31,6 +32,7 @@ def fill(site, database):
         lab.queue()
         _batches(lab, http)
         _webhooks(lab, http)
+        publish_output(lab, f"{lab.q}-files", path=CORPUS[1])
         write_letters(lab, *CORPUS)
         with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
             for text in CORPUS:

@@ -16,6 +16,7 @@ from helixqueue.dashboard.navigation import SECTIONS
 from tests.dashboard.conftest import form_of, sign_in
 from tests.dashboard.hostile_data import CORPUS, fill
 from tests.support.lab import POOLED
+from tests.support.outputs import publish_output
 from tests.support.service import submit
 
 PAGES_MAX = 160
@@ -203,6 +204,22 @@ def test_batch_shows_how_a_refused_payload_differed_to_people_with_payloads(site
         text = reader.get(path).text
     assert "conflict" in text
     assert "b.pod5" not in text
+
+
+def test_batch_shows_its_published_files_and_the_attempt_that_wrote_them(site, lab):
+    batch = publish_output(lab, f"{lab.q}-files", path="reads/a.fastq")
+    with sign_in(site) as person:
+        text = person.get(f"/batches/{batch}").text
+    panel = text[text.index('id="outputs"') :]
+    for shown in (
+        "sealed",
+        lab.worker,
+        "reads/a.fastq",
+        "4,180,332",
+        "Sample-07",
+        "6868686868686868",
+    ):
+        assert shown in panel, shown
 
 
 def test_recorded_run_names_the_person_and_can_be_shown_again(site):

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from tests.support.lab import Lab
 
 
-def publish_output(lab: Lab, queue: str, tenant: str = "a") -> uuid.UUID:
+def publish_output(
+    lab: Lab, queue: str, tenant: str = "a", path: str = "reads/a.fastq"
+) -> uuid.UUID:
     """Submit, complete and seal a batch of that queue; returns its id."""
     uri = "s3://lab/runs"
     with Connection.connect(lab.database.dsn("operator")) as operator:
@@ -25,7 +27,7 @@ def publish_output(lab: Lab, queue: str, tenant: str = "a") -> uuid.UUID:
     [lease] = lab.claim(queues=[queue], tenant=tenant)
     ref = LeaseRef(lease.batch, lease.token)
     lab.run(outputs.open_outputs(worker=lab.worker, lease=ref))
-    staged = [StagedFile("reads/a.fastq", 4_180_332, b"h" * 32)]
+    staged = [StagedFile(path, 4_180_332, b"h" * 32)]
     answer = lab.run(
         outputs.register_outputs(worker=lab.worker, lease=ref, first=0, staged=staged, files=1)
     )

@@ -14,17 +14,21 @@ from helixqueue.dashboard.rendering import identity, url
 from helixqueue.dashboard.timeline import timeline
 from helixqueue.dashboard.verdict import repeats_without_source, verdict
 from helixqueue.errors import NoSuchQueue
-from helixqueue.operations import batch_actions, batch_reads, overview, queues
+from helixqueue.operations import batch_actions, batch_reads, outputs, overview, queues
 from helixqueue.operations.operation import Operation
 from helixqueue.states import State
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from helixqueue.dashboard.page import PageRequest
     from helixqueue.records.batch import BatchDetail
+    from helixqueue.records.output import OutputRow
 
 routes = page_router()
 LEDGER_ROWS: Final = 200
 WAITING_ROWS: Final = 50
+OUTPUT_ROWS: Final = 50
 # What a person may do to a batch in a state.
 VERBS: Final = {
     "retry": (State.FAILED,),
@@ -49,6 +53,10 @@ async def batch(
     detail = await page.ask(batch_reads.show_batch, batch_id=batch_id, payload=page.may("payloads"))
     page.log.add(batch=batch_id)
     proof = await page.ask(overview.prove_batch, batch_id=batch_id)
+    manifests = (await page.ask(outputs.list_manifests, batch=batch_id)).rows
+    files: Sequence[OutputRow] = ()
+    if any(row.state == "sealed" for row in manifests):
+        files = (await page.ask(outputs.list_outputs, batch_id=batch_id, limit=OUTPUT_ROWS)).rows
     drawn = None
     if detail.place != "retired":
         seconds = await _lease_seconds(page, detail)
@@ -66,6 +74,8 @@ async def batch(
         act=act,
         verbs=[] if detail.erased else [verb for verb, of in VERBS.items() if detail.state in of],
         ledger_rows=LEDGER_ROWS,
+        manifests=manifests,
+        files=files,
     )
 
 
