@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from helixqueue.errors import HelixError
 from helixqueue.failpoints import failpoint
 from helixqueue.outputs.staging import in_threads
-from helixqueue.outputs.store import NameOccupied, digest, staged_name
+from helixqueue.outputs.store import LOGS, NameOccupied, digest, staged_name
 from helixqueue.outputs.stores import open_store
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Publisher:
             return
         await asyncio.to_thread(store.remove_staging, task.manifest)
         if task.task == "remove":
+            await asyncio.to_thread(store.remove_staging, f"{LOGS}/{task.manifest}")
             async for page in self._pages(task):
                 await _remove(store, page, sealed=task.sealed)
         await self._end(task, "removed" if task.task == "remove" else "cleaned")

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from helixqueue.engine.outputs import PAGE_FILES, known_outputs
 from helixqueue.operations.chunks import chunks
-from helixqueue.outputs.store import STAGING
+from helixqueue.outputs.store import LOGS, STAGING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,8 @@ def reconcile(store: Store, uri: str, run: Callable[[Any], Any]) -> Reconciled:
         for name, size in page:
             first, _, rest = name.partition("/")
             if first == STAGING:
-                staged[rest.partition("/")[0]] += size
+                if not rest.startswith(f"{LOGS}/"):
+                    staged[rest.partition("/")[0]] += size
             else:
                 visible[f"{uri}/{name}"] = Unknown(name, size)
         known = run(known_outputs(manifests=(), uris=list(visible)))

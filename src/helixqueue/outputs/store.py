@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 STAGING = ".helix"
+LOGS = "logs"  # below it
 
 
 class NameOccupied(HelixError):
@@ -57,6 +58,11 @@ class Store(Protocol):
 
 def staged_name(manifest: object, number: int) -> str:
     return f"{STAGING}/{manifest}/{number:07}"
+
+
+def log_prefix(manifest: object) -> str:
+    """Where the logs of an attempt are; they outlive its staging."""
+    return f"{STAGING}/{LOGS}/{manifest}"
 
 
 def digest(store: Store, name: str, write: Callable[[bytes], object] = len) -> tuple[int, bytes]:

@@ -47,6 +47,8 @@ class Attempt:
     refused: Settlement | None = None
     progress: tuple[float | None, str] | None = None
     output_directory: Path | None = None  # where its handler writes output files
+    log_directory: Path | None = None  # where the output of its program is
+    temporary: tuple[Path, ...] = ()  # directories that end with it
     # What was staged for it, and the manifest in which that is registered.
     staged: list[ScratchFile] | None = None
     manifest: UUID | None = None
@@ -87,8 +89,17 @@ class Attempt:
     def make_output_directory(self) -> Path:
         """The directory for output files; the executor removes it."""
         if self.output_directory is None:
-            self.output_directory = Path(tempfile.mkdtemp(prefix="helix-out-"))
+            self.output_directory = self._make_directory("out")
         return self.output_directory
+
+    def make_log_directory(self) -> Path:
+        """The directory for the output of a program; the executor removes it."""
+        return self._make_directory("log")
+
+    def _make_directory(self, name: str) -> Path:
+        directory = Path(tempfile.mkdtemp(prefix=f"helix-{name}-"))
+        self.temporary += (directory,)
+        return directory
 
     def report_progress(self, fraction: float | None, note: str) -> None:
         self.progress = (fraction, note)

@@ -83,10 +83,11 @@ class Executor:
                 await self._in_flight.outputs.stage_finished(attempt)
         except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 - of any handler
             settlement = self._failed(attempt, handler, started, error)
+            settlement = await self._in_flight.outputs.keep_logs(attempt, settlement)
         ended = time.monotonic()
         self._capacity.record(ended - started)
-        if attempt.output_directory is not None:
-            await self._in_flight.outputs.remove_directory(attempt)
+        if attempt.temporary:
+            await self._in_flight.outputs.remove_directories(attempt)
         if (
             attempt.settled_as is not None
             or attempt.unconfirmed is not None

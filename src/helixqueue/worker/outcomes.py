@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from helixqueue.transport.protocol import WriteResult
 
 LOG = logging.getLogger("helixqueue.worker")
-MAX_DETAIL_CHARS = 8_000
+MAX_DETAIL_BYTES = 64_000  # the database stores 65,536
 LIKELY_RESULT_CHARS = 4_096  # longer results are rare, and may hold the event loop
 
 
@@ -156,8 +156,9 @@ def _traceback(error: BaseException) -> str:
 
 def storable(text: str) -> str:
     """Head and tail of a text, without characters that PostgreSQL cannot store."""
-    text = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
-    if len(text) > MAX_DETAIL_CHARS:
-        half = MAX_DETAIL_CHARS // 2
-        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
-    return text
+    data = text.replace("\0", "\\0").encode("utf-8", "backslashreplace")
+    if len(data) > MAX_DETAIL_BYTES:
+        half = MAX_DETAIL_BYTES // 2
+        omitted = f"\n[... {len(data) - 2 * half} bytes ...]\n".encode()
+        data = data[:half] + omitted + data[-half:]
+    return data.decode(errors="ignore")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,10 @@ from helixqueue.log.events import log_name_conflict, log_write
 from helixqueue.outputs.publish import Publisher
 from helixqueue.outputs.scratch import survey
 from helixqueue.outputs.staging import stage
+from helixqueue.outputs.store import log_prefix
 from helixqueue.outputs.stores import open_store
 from helixqueue.transport.protocol import LeaseRef, WriteResult
-from helixqueue.worker.outcomes import AttemptFailure, FailureClass
+from helixqueue.worker.outcomes import AttemptFailure, FailureClass, storable
 from helixqueue.worker.retry import with_retries
 
 if TYPE_CHECKING:
@@ -25,9 +27,10 @@ if TYPE_CHECKING:
     from helixqueue.outputs.scratch import ScratchFile
     from helixqueue.outputs.store import Store
     from helixqueue.records.output import OutputAnswer, StagedFile
-    from helixqueue.transport.protocol import Transport
+    from helixqueue.transport.protocol import Settlement, Transport
     from helixqueue.worker.attempt import Attempt
 
+LOG = logging.getLogger("helixqueue.worker")
 PUBLISH_SECONDS = 5.0  # between two looks for what a worker that crashed left granted
 
 
@@ -131,9 +134,30 @@ class OutputFiles:
             raise LeaseLost(f"the batch is {answer.state}", owner=answer.owner)
         return answer
 
-    async def remove_directory(self, attempt: Attempt) -> None:
-        directory = attempt.output_directory
-        if directory is not None:
+    async def keep_logs(self, attempt: Attempt, failed: Settlement) -> Settlement:
+        """Copy the output of a program to the destination of its queue, if there is one.
+
+        It is no output file: it is kept of attempts that failed, until the batch is removed.
+        """
+        if attempt.log_directory is None or attempt.stop_kind not in {None, "timed out"}:
+            return failed
+        try:
+            opened = await self._call(attempt, "open_outputs")
+            if opened.destination is None:
+                return failed
+            store = await asyncio.to_thread(open_store, opened.destination)
+            for file in sorted(attempt.log_directory.iterdir()):
+                name = f"{log_prefix(opened.manifest)}/{file.name}"
+                await asyncio.to_thread(store.stage, str(file), name)
+        except (HelixError, AttemptFailure, OSError) as error:
+            LOG.warning("batch %s: its log is not kept: %s", attempt.row.batch_id, error)
+            return failed
+        address = f"{opened.destination}/{log_prefix(opened.manifest)}"
+        detail = storable(f"{failed.detail}\nlog: {address}")
+        return failed._replace(detail=detail)
+
+    async def remove_directories(self, attempt: Attempt) -> None:
+        for directory in attempt.temporary:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
     # After it.

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 EX_DATAERR = 65
 READ_BYTES = 65_536
-KEPT_BYTES = 262_144  # of the head, and of each of the two files of the tail
+KEPT_BYTES = 16 * 1024 * 1024  # of the head, and of each of the two files of the tail
 ENVIRONMENT_BYTES = 65_536  # of the members of a payload; Linux allows 128 KiB per variable
 NAME_BYTES = 100  # of a sample, in the name of its directory
 LINE_CHARS = 200  # of the last line of standard error
-SHOWN_BYTES = 3_000  # of head and tail of each stream, in the detail of a failure
+SHOWN_BYTES = 15_000  # of head and tail of each stream, in the detail of a failure
 TERMINATE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 
@@ -62,9 +62,9 @@ class Program:
                 "HELIX_OUT": str(attempt.make_output_directory()),
                 "HELIX_SCRATCH": str(home),
             }
-            execution = Execution(
-                self.command, environment, log_directory(self.logs, attempt, home)
-            )
+            logs = log_directory(self.logs, attempt, attempt.make_log_directory())
+            attempt.log_directory = logs
+            execution = Execution(self.command, environment, logs)
             code, streams = await execution.run(attempt, handle)
             if code != 0:
                 raise program_failure(code, streams)
@@ -227,21 +227,36 @@ class CapturedStream:
             if file is not None:
                 file.close()
 
-    def excerpt(self) -> str:
+    def excerpt(self, shown: int = SHOWN_BYTES) -> str:
         """Head and tail; bytes that are not UTF-8 are escaped."""
-        data = self._read()
-        if len(data) > 2 * SHOWN_BYTES:
-            data = data[:SHOWN_BYTES] + b"\n[...]\n" + data[-SHOWN_BYTES:]
+        data = self._last(2 * shown)
+        if self._size() > len(data):
+            data = self._first(shown) + b"\n[...]\n" + data[-shown:]
         return data.decode("utf-8", "backslashreplace").replace("\0", "\\0")
 
     def last_line(self) -> str:
         """The last line that is not empty; mostly the reason of a failure."""
-        lines = self._read()[-SHOWN_BYTES:].decode("utf-8", "backslashreplace").split("\n")
+        lines = self._last(SHOWN_BYTES).decode("utf-8", "backslashreplace").split("\n")
         return next((line.strip()[:LINE_CHARS] for line in reversed(lines) if line.strip()), "")
 
-    def _read(self) -> bytes:
-        paths = (self._head, self._before, self._tail)
-        return b"".join(path.read_bytes() for path in paths if path.exists())
+    @property
+    def _files(self) -> list[Path]:
+        return [file for file in (self._head, self._before, self._tail) if file.exists()]
+
+    def _size(self) -> int:
+        return sum(file.stat().st_size for file in self._files)
+
+    def _first(self, count: int) -> bytes:
+        with self._head.open("rb") as head:
+            return head.read(count)
+
+    def _last(self, count: int) -> bytes:
+        found = b""
+        for path in reversed(self._files):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - (count - len(found))))
+                found = file.read() + found
+        return found
 
 
 def program_failure(code: int, streams: Sequence[CapturedStream]) -> AttemptFailure:

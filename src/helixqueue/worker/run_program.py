@@ -45,6 +45,7 @@ ALLOWED = (
     "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SSL_CERT_FILE",
     "SSL_CERT_DIR",
 )  # fmt: skip
+RESULT_BYTES = 3_000  # of head and tail of each stream, in the result of a command that succeeds
 SPECS_MAX = 64  # kept in memory
 
 
@@ -98,7 +99,9 @@ class RunProgram:
             raise AttemptFailure(failure.failure, detail, permanent=failure.permanent)
         if (result := read_result(datum.result)) is not None:
             return result
-        text = "\n".join(part for part in (stream.excerpt() for stream in streams) if part)
+        text = "\n".join(
+            part for part in (stream.excerpt(RESULT_BYTES) for stream in streams) if part
+        )
         return {"log": secrets.mask(text)} if text else None
 
 

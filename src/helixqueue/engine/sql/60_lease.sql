@@ -99,7 +99,9 @@ begin
     left join helix.run r on r.id = w.run
     cross join lateral (
       -- Cut to what a row may hold: the report of a failure must not itself fail.
-      select left(p_failure[asked.place], 60) as failure, left(p_detail[asked.place], 16000) as detail,
+      select left(p_failure[asked.place], 60) as failure,
+             case when octet_length(p_detail[asked.place]) <= 65536 then p_detail[asked.place]
+                  else left(p_detail[asked.place], 16000) end as detail,
              p_after[asked.place] as after, p_permanent[asked.place] as permanent) u
     cross join lateral (
       select case when u.permanent or (p_reason <> 'released' and w.attempt >= coalesce(r.tries, q.max_attempts))

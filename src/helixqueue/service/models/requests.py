@@ -190,7 +190,7 @@ class SettlementItem(RequestModel):
     outcome: Literal["completed", "failed"]
     result: Json = Field(None, description="Any JSON; only if completed.")
     failure: Annotated[str, Field(max_length=255)] | None = None
-    detail: Annotated[str, Field(max_length=10_000)] | None = None
+    detail: Annotated[str, Field(max_length=65_536)] | None = None
     permanent: StrictBool = False
     after_seconds: Delay | None = None
 
