@@ -13567,7 +13567,7 @@ begin
     return false;
   end if;
   insert into helix.decision (tenant, queue, kind, actor, detail)
-  values (p_tenant, 'output_root', 'setting', helix.actor_of(p_actor),
+  values (p_tenant, 'root/' || p_uri, 'setting', helix.actor_of(p_actor),
           jsonb_strip_nulls(jsonb_build_object('uri', p_uri, 'removed', p_removed, 'reason', p_reason,
                                                'stored_at', p_stored_at,
                                                'is_input', nullif(p_is_input, false)))::text);
