@@ -70,7 +70,7 @@ Received = Annotated[
     str, Param("The spec as it was received, if different.", "{}", length=SPEC_CHARS)
 ]
 Egress = Annotated[
-    str, Param("Where output files go; empty: the run has none.", "", length=500, least=0)
+    str, Param("Where output files go; without it, the run has none.", "s3://b/words", length=500)
 ]
 Layout = Annotated[
     Literal["names", "run"],
@@ -199,7 +199,7 @@ def start_run(
     spec: SpecText,
     received: Received | None = None,
     queue: QueueName = "runs",
-    egress: Egress = "",
+    egress: Egress | None = None,
     layout: Layout = "names",
     tries: Tries = 1,
     timeout_seconds: Timeout | None = None,
@@ -216,7 +216,7 @@ def start_run(
         engine.runs.start(
             tenant=operations.tenant, queue=queue, key=key, name=name, digest=bytes.fromhex(digest),
             datums=datums, spec=spec, received=spec if received is None else received,
-            egress=egress, layout=layout, tries=tries, timeout_seconds=timeout_seconds,
+            egress=egress or "", layout=layout, tries=tries, timeout_seconds=timeout_seconds,
             priority=priority, actor=operations.actor,
             requires=None if requires is None else canonical_text(checked_requires(requires)),
         )
