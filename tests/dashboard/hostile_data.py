@@ -9,6 +9,7 @@ from helixqueue import HelixQueue, Machine
 from tests.support.lab import POOLED, Lab, completion, failure
 from tests.support.letters import write_letters
 from tests.support.outputs import publish_output
+from tests.support.runs import allow, datum
 from tests.support.service import submit
 from tests.support.webhooks import SECRETS, signed_headers
 
@@ -33,6 +34,7 @@ def fill(site, database):
         _batches(lab, http)
         _webhooks(lab, http)
         publish_output(lab, f"{lab.q}-files", path=CORPUS[1])
+        _run(database, lab, http)
         write_letters(lab, *CORPUS)
         with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
             for text in CORPUS:
@@ -66,6 +68,23 @@ def _batches(lab, http):
         elif place % 3 == 1:
             failed = failure(second, failure="Broken", detail=text, permanent=True)
             lab.settle(failed, worker=f"second {text}")
+
+
+def _run(database, lab, http):
+    """A run whose spec, datums and failures are hostile, and which was stopped in between."""
+    allow(database, "memory://lab")
+    values = {
+        "key": CORPUS[0], "name": CORPUS[0], "digest": "0" * 64, "datums": len(CORPUS),
+        "spec": json.dumps(CORPUS), "queue": f"{lab.q}-runs", "egress": "memory://lab/'x-xss'",
+    }  # fmt: skip
+    lab.queue(f"{lab.q}-runs")
+    run = http.post("/v1/runs", json=values).raise_for_status().json()["name"]
+    body = {"first": 0, "datums": [datum(text) for text in CORPUS]}
+    http.post(f"/v1/runs/{run}/datums", json=body).raise_for_status()
+    for lease in lab.claim(len(CORPUS), queues=[f"{lab.q}-runs"])[1:]:
+        text = lease.identity.partition("\x1f")[2]
+        lab.fail(lease, failure=text[:50], detail=text)
+    http.post(f"/v1/runs/{run}/cancel", json={"reason": CORPUS[1]}).raise_for_status()
 
 
 def _webhooks(lab, http):

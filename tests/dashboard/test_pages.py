@@ -17,6 +17,7 @@ from tests.dashboard.conftest import form_of, sign_in
 from tests.dashboard.hostile_data import CORPUS, fill
 from tests.support.lab import POOLED
 from tests.support.outputs import publish_output
+from tests.support.runs import Runs
 from tests.support.service import submit
 
 PAGES_MAX = 160
@@ -231,6 +232,27 @@ def test_recorded_run_names_the_person_and_can_be_shown_again(site):
         assert len(runs) >= 2
         for path in runs[:2]:
             assert "<dd>ada</dd>" in person.get(path).text
+
+
+def test_person_sees_where_datums_stand_and_cancels_the_run(database, person):
+    with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
+        runs = Runs(database, helix)
+        with runs.lab:
+            run = runs.start("a", "b", "c", tries=1)
+            done, failed = runs.lab.claim(2)
+            runs.lab.complete(done)
+            runs.lab.fail(failed, failure="exit 3")
+    path = f"/runs/{run.name}"
+    cells = [attrs for tag, attrs in Markup(person.get(path).text).elements if tag == "a"]
+    assert [cell["data-state"] for cell in cells if "data-state" in cell].count("FAILED") == 1
+    assert "exit 3" in person.get(path).text
+    failed_only = Markup(person.get(f"{path}?state=FAILED").text).elements
+    assert sum("data-state" in attrs for tag, attrs in failed_only if tag == "a") == 1
+    answer = person.post(
+        f"{path}/cancel", data={"form": form_of(person, f"{path}?act=cancel"), "reason": "wrong"}
+    )
+    assert answer.status_code == 303
+    assert "Cancelling" in person.get(path).text
 
 
 def test_export_has_the_rows_of_the_filters_and_no_formula(site, lab):

@@ -29,6 +29,7 @@ from helixqueue.dashboard.pages import (
     queue,
     queues,
     refusals,
+    runs,
     search,
     selection,
     static_files,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 ROUTERS = (
     overview.routes, queues.routes, queue.routes, batches.routes, batch.routes, selection.routes,
-    workers.routes, proof.routes, refusals.routes, identities.routes, fences.routes,
+    runs.routes, workers.routes, proof.routes, refusals.routes, identities.routes, fences.routes,
     ledgers.routes, feeds.routes, intakes.routes, webhooks.routes, letters.routes,
     activity.routes, tokens.routes,
     search.routes, docs.routes, live.routes, login.routes, static_files.routes,

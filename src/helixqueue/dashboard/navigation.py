@@ -81,6 +81,7 @@ SECTIONS: Final = (
             NavigationEntry("Overview", "/"),
             NavigationEntry("Queues", "/queues"),
             NavigationEntry("Batches", "/batches"),
+            NavigationEntry("Runs", "/runs"),
             NavigationEntry("Workers", "/workers"),
         ),
     ),

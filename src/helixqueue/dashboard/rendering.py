@@ -46,6 +46,7 @@ def environment() -> Environment:
     jinja.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
     jinja.filters |= {
         "count": count,
+        "rate": formats.rate,
         "duration": seconds,
         "age": formats.age,
         "exact": formats.exact,
