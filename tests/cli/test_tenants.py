@@ -53,6 +53,15 @@ def test_list_of_a_login_for_several_tenants_shows_all_of_them(
     assert tenants_of(several(*command, "--tenant", "b", "--json", role=role).json["rows"]) == ["b"]
 
 
+@pytest.mark.parametrize(
+    "command", [("queue", "list"), ("letter", "list"), ("intake", "status")], ids=" ".join
+)
+def test_list_of_a_login_without_tenant_is_an_error_and_no_empty_list(several, command):
+    done = several(*command, role="service")
+    assert done.code == Exit.REFUSED
+    assert "this one acts for none" in done.err
+
+
 def test_twins_of_several_tenants_are_searched_in_each(several):
     done = several("identity", "twins", "wide", "--json").json
     assert [(group["kind"], group["tenant"]) for group in done["twins"]] == [

@@ -81,7 +81,7 @@ def _print_summary(batch: BatchDetail) -> None:
         "submitted": f"{times.with_zone(batch.created_at)} by {batch.actor}" if batch.actor else "",
         "finished": _time_and_actor(batch.finished_at, batch.finished_by),
         "retired": times.with_zone(batch.retired_at),
-        "failure": failure_text(batch.failure, batch.detail),
+        "failure": failure_text(batch.failure, batch.detail).partition("\n")[0],
         "payload": canonical_text(batch.payload) if batch.has_payload else _erased(batch),
         "result": canonical_text(batch.result) if batch.has_result else "",
     }

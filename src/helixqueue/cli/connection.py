@@ -301,6 +301,15 @@ def tenant_to_read(target: Database | Target, tenant: str | None) -> str | None:
     return _check_permitted(target, tenant)
 
 
+def demand_any_tenant(target: Database | Target) -> None:
+    """Raise an error for a login that acts for no tenant of its own, such as that of a service."""
+    if not _is_service(target) and not target.run(reads.tenants()):
+        raise NotPermitted(
+            "expected a login that acts for a tenant; this one acts for none and sees no row: "
+            "use the login of an application or an operator"
+        )
+
+
 def tenant_to_change(target: Database | Target, tenant: str | None) -> str:
     """The tenant to change; "" for a service, whose token decides."""
     if _is_service(target):

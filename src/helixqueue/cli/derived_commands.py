@@ -139,6 +139,8 @@ def _read(
         return ask(lambda operations: instead(operations, **values | cursor))
 
     rows, after = pages.gather(page, values.pop("limit", None), values.pop("after", None))
+    if not rows:
+        ask.demand_tenant()
     if not rows and "queue" in values:
         # A misspelled queue must not look like one without rows.
         ask(partial(queues.require_queue, queue=values["queue"]))

@@ -148,6 +148,8 @@ command(app, "run", example="helixq intake run --config intake.toml")(
     refused=lambda page: any(row.state not in HEALTHY for row in page.rows),
 )
 def _status(page: Page[IntakeRow], *, ask: Runner) -> None:
+    if not page.rows:
+        ask.demand_tenant()
     show.table(
         (
             "stream", "consumer", "state", "lag", "pending", "oldest", "looked", "delivered",

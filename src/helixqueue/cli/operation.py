@@ -35,7 +35,7 @@ class Runner:
         """With `retry_seconds`, wait and ask again while the database or service is away."""
         choose = connection.tenant_to_read if every_tenant else connection.tenant_to_change
         name = choose(target, tenant) or None
-        self._run = target.run
+        self._target, self._run = target, target.run
         self._sleeps = retry_seconds > 0
         self._operations = Operations(
             target.call_set,
@@ -47,6 +47,11 @@ class Runner:
 
     def __call__(self, operation: Callable[[Operations], Instructions[T]]) -> T:
         return run_instructions(operation(self._operations), self._perform)
+
+    def demand_tenant(self) -> None:
+        """Raise an error where the login sees no row, so that an empty list says nothing."""
+        if not self._operations.tenant:
+            connection.demand_any_tenant(self._target)
 
     def _perform(self, instruction: Instruction) -> object:
         if isinstance(instruction, Execute):

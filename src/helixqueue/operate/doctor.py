@@ -191,7 +191,7 @@ def _duties(queries: DoctorQueries) -> Finding:
     late = late_text(rows)
     return finding_of(
         verdict="bad" if late else "ok",
-        found=late or f"all {len(rows)} ran",
+        found=late or f"none of {len(rows)} is overdue",
         right="every duty runs: some by claims, all by a service",
         remedy=f"no process runs them: {START_SERVICE}",
     )
