@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 
 import pytest
 
@@ -155,3 +156,31 @@ def test_run_that_needs_pfs_is_refused_where_no_worker_shows_it(words):
     assert refused.code == 5
     assert "--no-pfs" in refused.err
     assert words.start("--no-pfs", spec=spec).code == 0
+
+
+def test_scripts_of_falconeri_find_its_words(words):
+    words.books("a.txt", "b.txt")
+    started = words.helixq("falconeri", "job", "run", "-", stdin=json.dumps(words.spec()).encode())
+    name = started.out.strip()
+    assert started.out == f"{name}\n"
+    listed = words.helixq("falconeri", "job", "list").out.splitlines()
+    assert listed[0].split() == ["JOB_NAME", "STATUS", "CREATED_AT"]
+    assert [name, "running"] in [line.split()[:2] for line in listed]
+    words.end(**{"books/b.txt": "exit 3"})
+    waited = words.helixq("falconeri", "job", "wait", name)
+    assert (waited.code, waited.out) == (1, "error\n")
+    described = words.helixq("falconeri", "job", "describe", name).out
+    assert f"Job Name: {name}\nStatus: error\n" in described
+    assert "Datum status:\n  done: 1\n  error: 1\n" in described
+    [datum] = re.findall(
+        r"^ID  FINISHED_AT  ERROR_MESSAGE\n([0-9a-f-]{36})  .*$", described, re.MULTILINE
+    )
+    described = words.helixq("falconeri", "datum", "describe", datum).out
+    assert f"\nInput Files:\n{words.root}/books/b.txt\n" in described
+    assert "\nError Message: exit 3\n" in described
+    assert "\nOutput:\nbooks/b.txt is bad\n" in described
+    retried = words.helixq("falconeri", "job", "retry", name)
+    assert retried.out == f"{name}\n"
+    words.end()
+    words.end()
+    assert words.helixq("falconeri", "job", "wait", name).out == "done\n"

@@ -25,10 +25,15 @@ _queue_numbers = itertools.count(1)
 def commands():
     """Every command by its full name, such as `batch list`."""
     by_name = {}
+
+    def add(name, command):
+        for below, sub in getattr(command, "commands", {}).items():
+            add(f"{name} {below}", sub)
+        if not hasattr(command, "commands"):
+            by_name[name] = command
+
     for verb in VERBS:
-        command = get_command(build(verb)).commands[verb]
-        subcommands = getattr(command, "commands", {})
-        by_name |= {f"{verb} {name}": sub for name, sub in subcommands.items()} or {verb: command}
+        add(verb, get_command(build(verb)).commands[verb])
     return by_name
 
 

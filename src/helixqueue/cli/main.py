@@ -59,8 +59,9 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "run": (
         "helixqueue.cli.run",
-        "Runs of a spec: start, list, show, datums, outputs, wait, watch, logs, cancel, retry.",
+        "Runs: start, list, show, wait, watch, logs, retry and more.",
     ),
+    "falconeri": ("helixqueue.cli.falconeri", "Verbs of Falconeri: job, datum."),
     "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, rehearse, resolve."),
     "intake": ("helixqueue.cli.intake", "Intakes of Redis Streams: run, status."),
     "webhook": (

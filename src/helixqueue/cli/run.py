@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from helixqueue.records.batch import BatchRow
     from helixqueue.records.page import Page
     from helixqueue.records.run import RunDetail, RunOutput, RunProgress, RunRow
+    from helixqueue.runs.spec import RunSpec
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Runs of a spec: start, list, show, datums, outputs, wait, watch, logs, cancel, retry.",
+    help="Runs: start, list, show, wait, watch, logs, retry and more.",
 )
 RETRY_SECONDS: Final = 900.0  # while the database or the service is away
 LOOK_SECONDS: Final = 1.0
@@ -77,12 +78,29 @@ def _start(
     input and for the egress (helixq output root), and the scope run. With --key, a start that was
     interrupted continues, and a repeated one prints the same name.
     """
-    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    text = run_start.read_text(file)
     spec = run_start.read_spec(text, egress=egress, queue=queue, pfs=not no_pfs)
+    start(
+        text, spec, tenant=tenant, actor=actor, as_json=as_json, key=key, spool=spool, wait=wait
+    )  # fmt: skip
+
+
+def start(
+    text: str,
+    spec: RunSpec,
+    *,
+    tenant: str | None,
+    actor: str | None,
+    as_json: bool,
+    key: str | None = None,
+    spool: Path | None = None,
+    wait: bool = False,
+) -> None:
+    """Start the run of a spec and print its name, or with `wait`, its end."""
     with ExitStack() as stack:
         target = stack.enter_context(connection.open_target())
         ask = operation.Runner(target, tenant, actor, retry_seconds=RETRY_SECONDS)
-        run_start.demand_pfs(spec, ask)
+        run_start.demand_pfs(spec, ask, examine=not target.is_service)
         if spool is None:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="helix-run-"))
             spool = Path(directory, "datums")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.cli import show
@@ -9,12 +11,11 @@ from helixqueue.errors import NotPermitted, Refused
 from helixqueue.identity import derive_key, public_id
 from helixqueue.operations import run_calls, runs
 from helixqueue.operations.workers import list_workers
-from helixqueue.runs.spec import DEFAULT_QUEUE, RunSpec, load_spec
+from helixqueue.runs.spec import DEFAULT_QUEUE, PFS_LABEL, RunSpec, load_spec
 from helixqueue.runs.spool import write_spool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
     from uuid import UUID
 
     from helixqueue.cli.operation import Runner
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from helixqueue.operations.instructions import Instructions
     from helixqueue.records.run import RunDetail, RunProgress
 
-PFS_LABEL = "helix_pfs"  # of workers that can show /pfs to a command
+
+def read_text(file: str) -> str:
+    """The text of a file, or of standard input."""
+    return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
 
 
 def read_spec(
@@ -37,8 +41,11 @@ def read_spec(
     return load_spec(spec.model_copy(update=changes).as_run())
 
 
-def demand_pfs(spec: RunSpec, ask: Runner) -> None:
-    """Refuse a run that needs /pfs where no worker can show it."""
+def demand_pfs(spec: RunSpec, ask: Runner, *, examine: bool) -> None:
+    """Refuse a run that needs /pfs where no worker can show it.
+
+    While no worker is alive, `examine` asks this machine instead.
+    """
     if not spec.pfs:
         return
     try:
@@ -51,6 +58,13 @@ def demand_pfs(spec: RunSpec, ask: Runner) -> None:
         return
     if alive:
         why = f"none of {len(alive)} workers can"
+    elif examine:
+        from helixqueue.worker.private_mounts import problem  # noqa: PLC0415 - only for /pfs
+
+        found = problem()
+        if found is None:
+            return
+        why = f"this machine cannot: {found}"
     else:
         return
     raise Refused(
