@@ -11,6 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
+from helixqueue.engine import calls
+from helixqueue.records.submission import SubmissionRow
+from tests.support.duties import run_duty
 from tests.support.lab import Lab, completion, engine_function
 
 pytestmark = pytest.mark.module_database
@@ -395,3 +398,87 @@ def test_wide_work_does_not_starve_narrow_work(lab, host):
     assert wide.identity == "wide-1"
     lab.complete(wide)
     assert [lease.identity for lease in lab.claim(free=mine)] == ["narrow-2"]
+
+
+# --- misfits --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fleet(lab, host):
+    """Reports of workers of the lab's queue."""
+
+    def report(name, free):
+        free = {**free, "health": {"queues": [lab.q]}}
+        lab.run(calls.hello(worker=f"{host}-{name}", free=free))
+
+    return report
+
+
+def missing(lab, **requires):
+    return lab.value("select helix.missing('a', %s, %s)", lab.q, json.dumps(requires))
+
+
+def test_misfit_names_what_no_worker_has(lab, host, fleet):
+    assert missing(lab, gpus=1) is None  # no worker reported: nothing is known
+    fleet("cpu", {"cpu_cores": 8.0})
+    assert missing(lab, gpus=1) == "gpus 1"
+    assert missing(lab, cpu_cores=8) is None
+    fleet("gpu", pool(host, T4, A100 | {"fault": "ECC errors"}))
+    assert missing(lab, gpus=1) is None
+    assert missing(lab, gpus=2) == "gpus 2"
+    assert missing(lab, gpus=1, gpu_model=["*A100*"]) == 'gpu_model ["*A100*"]'
+    assert missing(lab, gpus=1, labels={"site": "x"}) == 'labels {"site": "x"}'
+    fleet("big", {"cpu_cores": 64.0})
+    assert missing(lab, gpus=1, cpu_cores=32) == "all of gpus 1, cpu_cores 32"
+    lab.rows("select helix.withdraw_device_v1(%s, 'GPU-t4', 'fan')", host)
+    assert missing(lab, gpus=1) == "gpus 1"
+
+
+def test_devices_that_are_held_fit_waiting_work(lab, host, fleet):
+    fleet("gpu", pool(host, T4))
+    lab.submit("s1", "s2", requires=gpu())
+    lab.claim(free=pool(host, T4))
+    assert missing(lab, gpus=1) is None
+
+
+def test_queue_that_refuses_misfits_refuses_new_work_and_answers_repeats(lab, host, fleet):
+    fleet("gpu", pool(host, T4))
+    [first] = lab.submit("s1", requires=gpu(2))
+    lab.queue(misfit="refuse", reason="test")
+    rows = [
+        *lab.submit("s1", requires=gpu(2)),
+        *lab.submit("s2", requires=gpu(2)),
+        *lab.submit("s3", requires=gpu()),
+        *lab.submit("s4"),
+    ]
+    assert [row.decision for row in rows] == ["duplicate", "refused", "new", "new"]
+    assert rows[0].receipt == first.receipt
+    assert rows[1].note == "no_worker_matches: no worker has gpus 2"
+    # One row does not affect the others.
+    mixed = lab.submit_rows(
+        SubmissionRow("s5", "{}", requires=gpu(2)), SubmissionRow("s6", "{}", requires=gpu())
+    )
+    assert [row.decision for row in mixed] == ["refused", "new"]
+
+
+def test_queue_refuses_misfits_of_its_own_requirements(lab, host, fleet):
+    fleet("gpu", pool(host, T4))
+    lab.queue(requires={"gpus": 2}, misfit="refuse", reason="test")
+    assert [row.decision for row in lab.submit("s1")] == ["refused"]
+    fleet("gpu", pool(host, T4, A100))
+    assert [row.decision for row in lab.submit("s1")] == ["new"]
+
+
+def test_metric_counts_requirements_that_no_worker_has(lab, host, fleet):
+    fleet("gpu", pool(host, T4))
+    lab.submit("s1", "s2", requires=gpu(2))
+    lab.submit("s3", requires=gpu(gpu_cc_min=9))
+    lab.submit("s4", requires=gpu())
+    run_duty(lab, "metrics")
+    assert (
+        lab.value(
+            "select value from helix.metric where name = 'helix_no_worker_matches' and queue = %s",
+            lab.q,
+        )
+        == 2
+    )

@@ -60,6 +60,9 @@ CASES = {
     "HelixStalledPending": (
         {f"helix_stalled_pending{QUEUE}": "7x30"}, "10m", QUEUE, 7,
         {f"helix_stalled_pending{QUEUE}": "0x5 7 7 0x30"}),
+    "HelixNoWorkerMatches": (
+        {f"helix_no_worker_matches{QUEUE}": "2x60"}, "30m", QUEUE, 2,
+        {f"helix_no_worker_matches{QUEUE}": "0x60"}),
     "HelixInDoubtAge": (
         {f"helix_fence_oldest_doubt_seconds{TENANT}": "0+60x60"}, "30m", TENANT, 1800,
         {f"helix_fence_oldest_doubt_seconds{TENANT}": "600x60"}),

@@ -2510,6 +2510,7 @@ CREATE TABLE helix.queue (
     stalled_after_seconds double precision DEFAULT 900 NOT NULL,
     outputs text DEFAULT ''::text NOT NULL,
     outputs_after text DEFAULT 'keep'::text NOT NULL,
+    misfit text DEFAULT 'wait'::text NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     lost_position bigint DEFAULT 0 NOT NULL,
@@ -2524,6 +2525,7 @@ CREATE TABLE helix.queue (
     CONSTRAINT queue_key_limit_check CHECK (((key_limit >= 1) AND (key_limit <= 100000))),
     CONSTRAINT queue_lease_seconds_check CHECK (((lease_seconds >= (0.05)::double precision) AND (lease_seconds <= (86400)::double precision))),
     CONSTRAINT queue_max_attempts_check CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
+    CONSTRAINT queue_misfit_check CHECK ((misfit = ANY (ARRAY['wait'::text, 'refuse'::text]))),
     CONSTRAINT queue_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
     CONSTRAINT queue_outputs_after_check CHECK ((outputs_after = ANY (ARRAY['keep'::text, 'remove'::text]))),
     CONSTRAINT queue_outputs_check CHECK (((outputs = ''::text) OR helix.is_destination(outputs))),
@@ -2582,14 +2584,9 @@ begin
   insert into helix.requirement_class as c (id, twin, requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels,
                                        gpu_model, gpu_cc_min)
   select n.id, case when helix.makes_first('requirement_class', p_requires::text) then 0 else n.id end, p_requires,
-         coalesce((p_requires ->> 'gpus')::int, 0), coalesce((p_requires ->> 'gpu_vram_gb')::real, 0),
-         coalesce((p_requires ->> 'cpu_cores')::real, 0), coalesce((p_requires ->> 'ram_gb')::real, 0),
-         coalesce((p_requires ->> 'disk_gb')::real, 0), coalesce(p_requires -> 'labels', '{}'),
-         array(select jsonb_array_elements_text(
-           case jsonb_typeof(p_requires -> 'gpu_model') when 'array' then p_requires -> 'gpu_model'
-                when 'string' then jsonb_build_array(p_requires -> 'gpu_model') else '[]' end)),
-         coalesce((p_requires ->> 'gpu_cc_min')::real, 0)
+         r.gpus, r.gpu_vram_gb, r.cpu_cores, r.ram_gb, r.disk_gb, r.labels, r.gpu_model, r.gpu_cc_min
   from (select nextval('helix.requirement_class_id_seq')::integer as id) n
+  cross join helix.requirement_of(p_requires) r
   on conflict do nothing;
   return (select id from helix.requirement_class where requires = p_requires order by twin limit 1);
 end
@@ -5663,9 +5660,9 @@ $$;
 
 ALTER FUNCTION helix.idle_lanes(p_limit integer) OWNER TO helix_engine;
 
--- Name: insert_batches(helix.queue, helix.secret, text, timestamp with time zone, bytea[], bigint[], bytea[], text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[], bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: insert_batches(helix.queue, helix.secret, text, timestamp with time zone, bytea[], bigint[], bytea[], text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[], bigint, integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_run bigint) RETURNS integer[]
+CREATE FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_run bigint, p_misfit integer[]) RETURNS integer[]
     LANGUAGE plpgsql
     AS $$
 declare
@@ -5677,6 +5674,7 @@ begin
       select distinct on (k.key) k.key, k.place::integer
       from unnest(p_key, p_expires_at) with ordinality as k (key, expires_at, place)
       where k.key is not null and (k.expires_at is null or k.expires_at > p_now)
+        and (p_misfit = '{}' or coalesce(p_class[k.place], p_queue.class) <> all (p_misfit))
       order by k.key, k.place) f
     order by f.key);
   -- Usually all are new, and a plain insert is enough: one that expects conflicts looks each key up twice
@@ -5714,7 +5712,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_run bigint) OWNER TO helix_engine;
+ALTER FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_run bigint, p_misfit integer[]) OWNER TO helix_engine;
 
 -- Name: insert_work(helix.queue, text, timestamp with time zone, integer[], bigint[], integer[], bigint[], text[], timestamp with time zone[], timestamp with time zone[], text[], bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5995,6 +5993,7 @@ begin
   perform helix.measure_feeds();
   perform helix.measure_streams();
   perform helix.measure_outputs();
+  perform helix.measure_misfits();
   perform helix.measure_server();
   return p_limit;
 end
@@ -6778,6 +6777,27 @@ $$;
 
 ALTER FUNCTION helix.measure_findings() OWNER TO helix_engine;
 
+-- Name: measure_misfits(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.measure_misfits() RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  perform helix.set_gauges('{helix_no_worker_matches}', array(
+    select row(q.tenant, 'helix_no_worker_matches', q.name, '',
+               count(distinct l.class) filter (where helix.missing(q.tenant, q.name, c.requires) is not null))::helix.metric
+    from helix.lane l
+    join helix.requirement_class c on c.id = l.class
+    join helix.queue q on q.name = l.queue
+    where not l.idle and l.class <> 0
+      and (select true from helix.work w where w.pending and w.queue = q.id and w.lane = l.id
+           order by w.turn, w.batch limit 1)
+    group by q.tenant, q.name));
+end
+$$;
+
+ALTER FUNCTION helix.measure_misfits() OWNER TO helix_engine;
+
 -- Name: measure_outputs(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.measure_outputs() RETURNS void
@@ -6896,6 +6916,57 @@ end
 $$;
 
 ALTER FUNCTION helix.measure_streams() OWNER TO helix_engine;
+
+-- Name: meets(jsonb, helix.requirement_class); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.meets(p_free jsonb, p_class helix.requirement_class) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+  select case when r.host is not null then helix.fits(p_class, r, array(
+                select d from helix.devices_of(p_free) d
+                where d.fault is null
+                  and not exists (select from helix.host h where h.name = r.host and h.withdrawn ? d.uuid)))
+              else p_class.gpus <= r.gpus and p_class.gpu_vram_gb <= r.gpu_vram_gb and p_class.cpu_cores <= r.cpu_cores
+                   and p_class.ram_gb <= r.ram_gb and p_class.disk_gb <= r.disk_gb and p_class.labels <@ r.labels
+                   and p_class.gpu_model = '{}' and p_class.gpu_cc_min = 0 end
+  from helix.resources_of(p_free) r
+$$;
+
+ALTER FUNCTION helix.meets(p_free jsonb, p_class helix.requirement_class) OWNER TO helix_engine;
+
+-- Name: missing(text, text, jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.missing(p_tenant text, p_queue text, p_requires jsonb) RETURNS text
+    LANGUAGE plpgsql STABLE
+    SET enable_sort TO 'on'
+    AS $$
+declare
+  v_workers jsonb[];
+begin
+  if coalesce(p_requires, '{}') = '{}' then
+    return null;
+  end if;
+  v_workers := array(
+    select distinct w.free - 'health' - 'progress' from helix.worker w
+    where w.tenant in (p_tenant, '*') and w.last_seen > clock_timestamp() - interval '1 day'
+      -- A worker that reports its queues counts for those.
+      and coalesce(w.free -> 'health' -> 'queues' ? p_queue, true)
+    limit 1000);
+  if v_workers = '{}' or exists (select from unnest(v_workers) w
+                                 where helix.meets(w, helix.requirement_of(p_requires)))
+  then
+    return null;
+  end if;
+  return (
+    select coalesce(string_agg(m.said, ', ') filter (where m.lacks), 'all of ' || string_agg(m.said, ', '))
+    from (select format('%s %s', r.key, r.value) as said,
+                 not exists (select from unnest(v_workers) w
+                             where helix.meets(w, helix.requirement_of(jsonb_build_object(r.key, r.value)))) as lacks
+          from jsonb_each(p_requires) r) m);
+end
+$$;
+
+ALTER FUNCTION helix.missing(p_tenant text, p_queue text, p_requires jsonb) OWNER TO helix_engine;
 
 -- Name: move_blocked(bigint[], bigint[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -9952,21 +10023,6 @@ $$;
 
 ALTER FUNCTION helix.read_finished_by(p_tenant text, p_queue text, p_ending smallint, p_worker text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
 
--- Name: read_fits(jsonb, jsonb); Type: FUNCTION; Schema: helix; Owner: helix_reader
-
-CREATE FUNCTION helix.read_fits(p_free jsonb, p_requires jsonb) RETURNS boolean
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $$
-  select coalesce(bool_and(
-           case when r.key = 'labels' then r.value <@ coalesce(p_free -> 'labels', '{}')
-                else (r.value #>> '{}')::numeric
-                     <= case when jsonb_typeof(p_free -> r.key) = 'number' then (p_free ->> r.key)::numeric else 0 end
-           end), true)
-  from jsonb_each(coalesce(p_requires, '{}')) r
-$$;
-
-ALTER FUNCTION helix.read_fits(p_free jsonb, p_requires jsonb) OWNER TO helix_reader;
-
 -- Name: read_identities_v1(text, text, timestamp with time zone, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_identities_v1(p_tenant text, p_queue text, p_after_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, p_after_id bigint DEFAULT 0, p_limit integer DEFAULT 1000) RETURNS TABLE(created_at timestamp with time zone, id bigint, key bytea, identity text, raw text)
@@ -10833,6 +10889,7 @@ CREATE VIEW helix.queue_settings WITH (security_invoker='true') AS
     stalled_after_seconds,
     outputs,
     outputs_after,
+    misfit,
     created_at,
     updated_at,
     lost_position,
@@ -11259,7 +11316,7 @@ ALTER FUNCTION helix.read_tokens_v1(p_tenant text, p_name text, p_after_tenant t
 
 -- Name: read_waiting_v1(text, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer DEFAULT 50) RETURNS TABLE(public_id uuid, identity text, since timestamp with time zone, attempt smallint, cause text, due timestamp with time zone, requires jsonb, detail text, alive bigint, fitting bigint)
+CREATE FUNCTION helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer DEFAULT 50) RETURNS TABLE(public_id uuid, identity text, since timestamp with time zone, attempt smallint, cause text, due timestamp with time zone, requires jsonb, detail text, alive bigint, fitting bigint, missing text)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -11302,11 +11359,17 @@ begin
     required as (
       select p.*, b.key, b.identity, helix.requires_of(b.class) as requires
       from page p cross join lateral (select * from helix.batch b where b.id = p.batch limit 1) b
+    ),
+    needed as materialized (
+      select u.requires, helix.missing(p_tenant, p_queue, u.requires) as missing
+      from (select distinct r.requires from required r where r.requires is not null) u
     )
     select helix.public_id(r.key), r.identity::text, r.changed_at, r.attempt, r.cause::text, r.due, r.requires,
            case when v_sees then (select t.detail::text from helix.result t
                                   where t.batch = r.batch and t.version = r.version) end,
-           (select count(*) from alive), (select count(*) from alive a where helix.read_fits(a.free, r.requires))
+           (select count(*) from alive),
+           (select count(*) from alive a where helix.meets(a.free, helix.requirement_of(r.requires))),
+           (select n.missing from needed n where n.requires = r.requires)
     from required r order by r.changed_at, r.batch;
 end
 $$;
@@ -12107,6 +12170,21 @@ $$;
 
 ALTER FUNCTION helix.refuse_stale_fence(p_key bytea, p_actor text, p_what text, p_evidence bytea) OWNER TO helix_engine;
 
+-- Name: refused_classes(helix.queue, integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.refused_classes(p_queue helix.queue, p_class integer[], OUT classes integer[], OUT why text) RETURNS record
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+  select coalesce(array_agg(m.id), '{}'), min(m.missing) into classes, why
+  from (select c.id, helix.missing(p_queue.tenant, p_queue.name, c.requires) as missing
+        from helix.requirement_class c where p_queue.misfit = 'refuse' and c.id = any (p_class)) m
+  where m.missing is not null;
+end
+$$;
+
+ALTER FUNCTION helix.refused_classes(p_queue helix.queue, p_class integer[], OUT classes integer[], OUT why text) OWNER TO helix_engine;
+
 -- Name: register_outputs_v1(text, bigint, integer, bigint, bigint, integer, text[], bigint[], bytea[], integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.register_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_first integer, p_path text[], p_size bigint[], p_sha256 bytea[], p_files integer DEFAULT NULL::integer) RETURNS SETOF helix.output_answer
@@ -12426,6 +12504,23 @@ CREATE FUNCTION helix.reported_gap(p_events helix.feed_event[]) RETURNS bigint
 $$;
 
 ALTER FUNCTION helix.reported_gap(p_events helix.feed_event[]) OWNER TO helix_engine;
+
+-- Name: requirement_of(jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.requirement_of(p_requires jsonb) RETURNS helix.requirement_class
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select row(
+    null, p_requires, coalesce((p_requires ->> 'gpus')::int, 0), coalesce((p_requires ->> 'gpu_vram_gb')::real, 0),
+    coalesce((p_requires ->> 'cpu_cores')::real, 0), coalesce((p_requires ->> 'ram_gb')::real, 0),
+    coalesce((p_requires ->> 'disk_gb')::real, 0), coalesce(p_requires -> 'labels', '{}'),
+    array(select jsonb_array_elements_text(
+      case jsonb_typeof(p_requires -> 'gpu_model') when 'array' then p_requires -> 'gpu_model'
+           when 'string' then jsonb_build_array(p_requires -> 'gpu_model') else '[]' end)),
+    coalesce((p_requires ->> 'gpu_cc_min')::real, 0), 0)::helix.requirement_class
+$$;
+
+ALTER FUNCTION helix.requirement_of(p_requires jsonb) OWNER TO helix_engine;
 
 -- Name: rerun_at(helix.fence); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -13577,9 +13672,9 @@ $$;
 
 ALTER FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean, p_stored_at text, p_is_input boolean) OWNER TO helix_engine;
 
--- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb, double precision, double precision, double precision, double precision, double precision, text, jsonb, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb, double precision, double precision, double precision, double precision, double precision, text, jsonb, text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb, p_keep_completed_seconds double precision DEFAULT NULL::double precision, p_keep_failed_seconds double precision DEFAULT NULL::double precision, p_keep_cancelled_seconds double precision DEFAULT NULL::double precision, p_keep_decisions_seconds double precision DEFAULT NULL::double precision, p_stalled_after_seconds double precision DEFAULT NULL::double precision, p_resubmit_failed text DEFAULT NULL::text, p_placeholders jsonb DEFAULT NULL::jsonb, p_outputs text DEFAULT NULL::text, p_outputs_after text DEFAULT NULL::text, p_reason text DEFAULT NULL::text) RETURNS helix.queue
+CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb, p_keep_completed_seconds double precision DEFAULT NULL::double precision, p_keep_failed_seconds double precision DEFAULT NULL::double precision, p_keep_cancelled_seconds double precision DEFAULT NULL::double precision, p_keep_decisions_seconds double precision DEFAULT NULL::double precision, p_stalled_after_seconds double precision DEFAULT NULL::double precision, p_resubmit_failed text DEFAULT NULL::text, p_placeholders jsonb DEFAULT NULL::jsonb, p_outputs text DEFAULT NULL::text, p_outputs_after text DEFAULT NULL::text, p_misfit text DEFAULT NULL::text, p_reason text DEFAULT NULL::text) RETURNS helix.queue
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '5s'
@@ -13622,6 +13717,7 @@ begin
     resubmit_failed     = coalesce(p_resubmit_failed, q.resubmit_failed),
     outputs             = coalesce(p_outputs, q.outputs),
     outputs_after       = coalesce(p_outputs_after, q.outputs_after),
+    misfit              = coalesce(p_misfit, q.misfit),
     updated_at          = clock_timestamp()
   where q.tenant = p_tenant and q.name = p_queue
   returning * into v_queue;
@@ -13650,7 +13746,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_reason text) OWNER TO helix_engine;
+ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_misfit text, p_reason text) OWNER TO helix_engine;
 
 -- Name: settle(text, bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -14243,6 +14339,7 @@ declare
   v_usual   integer;      -- the lane of submissions without options
   v_after   bigint;       -- and its turn
   v_place   integer[];    -- of submissions that made a batch
+  v_misfit  record;       -- classes that the queue refuses, and why
 begin
   perform helix.count_respelled(p_tenant, p_queue, n.number)
   from (select count(*) as number from unnest(p_identity, p_raw) as u (identity, raw)
@@ -14296,6 +14393,7 @@ begin
     from helix.lanes_of(v_queue, p_requires, p_priority, cardinality(p_payload)) l;
   end if;
 
+  v_misfit := helix.refused_classes(v_queue, v_class || v_queue.class);
   if not v_queue.closed then   -- A closed queue takes nothing new; repeats are answered below.
     v_print := array(
       select sha256(v_secret.outer_pad || sha256(v_secret.inner_pad || convert_to(u.payload, 'UTF8')))
@@ -14304,7 +14402,7 @@ begin
     v_id := array(select nextval('helix.batch_id') from generate_series(1, cardinality(p_payload)));
     v_place := helix.insert_batches(
       v_queue, v_secret, p_actor, v_now, v_key, v_id, v_print, p_identity, p_payload, p_raw, p_revision,
-      p_priority, p_run_at, p_expires_at, p_limit_key, v_class, p_run);
+      p_priority, p_run_at, p_expires_at, p_limit_key, v_class, p_run, v_misfit.classes);
   end if;
 
   if v_place is not null then
@@ -14330,7 +14428,8 @@ begin
         p_expires_at, p_limit_key,
         coalesce(v_class, array_fill(v_queue.class, array[cardinality(p_payload)])),
         case when v_queue.closed then format('queue %s is closed to submissions', p_queue)
-             else 'expires_at is in the past' end, p_reused, p_raw);
+             else coalesce('no_worker_matches: no worker has ' || v_misfit.why, 'expires_at is in the past') end,
+        p_reused, p_raw);
   end if;
 end
 $$;
@@ -14378,7 +14477,7 @@ begin
                     and (q.id = any (l.queues) or cardinality(l.queues) > helix.share_bound())
   cross join lateral (select * from helix.secret order by id desc limit 1) s
   where q.tenant = p_tenant and q.name = p_queue and q.profile = p_profile
-    and not q.closed and not q.paused;
+    and not q.closed and not q.paused and q.misfit = 'wait';
   if not found
      -- Where only the identity has digits it is none. Nearly every identity has some, and the comparison took 7 % of
      -- the instructions of a submission.
@@ -17609,7 +17708,7 @@ ALTER TABLE helix.output_root ENABLE ALWAYS TRIGGER audit;
 
 -- Name: queue audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, tenant, name, profile, lease_seconds, max_attempts, backoff_seconds, backoff_max_seconds, key_limit, unknown, placeholders, resubmit_failed, paused, closed, class, payload_schema, result_schema, keep_completed_seconds, keep_failed_seconds, keep_cancelled_seconds, keep_decisions_seconds, stalled_after_seconds, outputs, outputs_after, created_at, lost_position, lost_batch, lost_version ON helix.queue FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,tenant,name,profile,lease_seconds,max_attempts,backoff_seconds,backoff_max_seconds,key_limit,unknown,placeholders,resubmit_failed,paused,closed,class,payload_schema,result_schema,keep_completed_seconds,keep_failed_seconds,keep_cancelled_seconds,keep_decisions_seconds,stalled_after_seconds,outputs,outputs_after,created_at,lost_position,lost_batch,lost_version');
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, tenant, name, profile, lease_seconds, max_attempts, backoff_seconds, backoff_max_seconds, key_limit, unknown, placeholders, resubmit_failed, paused, closed, class, payload_schema, result_schema, keep_completed_seconds, keep_failed_seconds, keep_cancelled_seconds, keep_decisions_seconds, stalled_after_seconds, outputs, outputs_after, misfit, created_at, lost_position, lost_batch, lost_version ON helix.queue FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,tenant,name,profile,lease_seconds,max_attempts,backoff_seconds,backoff_max_seconds,key_limit,unknown,placeholders,resubmit_failed,paused,closed,class,payload_schema,result_schema,keep_completed_seconds,keep_failed_seconds,keep_cancelled_seconds,keep_decisions_seconds,stalled_after_seconds,outputs,outputs_after,misfit,created_at,lost_position,lost_batch,lost_version');
 
 ALTER TABLE helix.queue ENABLE ALWAYS TRIGGER audit;
 
@@ -17766,6 +17865,10 @@ ALTER TABLE helix.work ENABLE ALWAYS TRIGGER same_batch;
 -- Name: allocation; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.allocation ENABLE ROW LEVEL SECURITY;
+
+-- Name: worker also_serves_all; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY also_serves_all ON helix.worker FOR SELECT TO helix_engine USING ((tenant = '*'::text));
 
 -- Name: answer_count; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -19133,10 +19236,12 @@ GRANT SELECT ON TABLE helix.requirement_class TO helix_operator;
 -- Name: FUNCTION devices_needed(p_class helix.requirement_class); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.devices_needed(p_class helix.requirement_class) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.devices_needed(p_class helix.requirement_class) TO helix_reader;
 
 -- Name: FUNCTION devices_of(p_free jsonb); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.devices_of(p_free jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.devices_of(p_free jsonb) TO helix_reader;
 
 -- Name: FUNCTION difference_text(p_fence helix.fence, p_request text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -19413,6 +19518,7 @@ REVOKE ALL ON FUNCTION helix.first_record(p_from bigint, p_to bigint) FROM PUBLI
 -- Name: FUNCTION fits(p_class helix.requirement_class, p_free helix.resources, p_devices helix.device[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources, p_devices helix.device[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources, p_devices helix.device[]) TO helix_reader;
 
 -- Name: TABLE lane; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -19560,9 +19666,9 @@ GRANT ALL ON FUNCTION helix.hold_feed_v1(p_tenant text, p_feed text, p_holder te
 
 REVOKE ALL ON FUNCTION helix.idle_lanes(p_limit integer) FROM PUBLIC;
 
--- Name: FUNCTION insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_run bigint); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_run bigint, p_misfit integer[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_run bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.insert_batches(p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_run bigint, p_misfit integer[]) FROM PUBLIC;
 
 -- Name: FUNCTION insert_work(p_queue helix.queue, p_actor text, p_now timestamp with time zone, p_place integer[], p_id bigint[], p_lane integer[], p_turn bigint[], p_payload text[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_run bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -19583,6 +19689,7 @@ REVOKE ALL ON FUNCTION helix.is_first_step(p_version integer, p_state helix.stat
 -- Name: FUNCTION is_match(p_class helix.requirement_class, p_device helix.device); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.is_match(p_class helix.requirement_class, p_device helix.device) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.is_match(p_class helix.requirement_class, p_device helix.device) TO helix_reader;
 
 -- Name: FUNCTION is_output_path(p_path text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -19797,6 +19904,10 @@ REVOKE ALL ON FUNCTION helix.measure_fences() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.measure_findings() FROM PUBLIC;
 
+-- Name: FUNCTION measure_misfits(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.measure_misfits() FROM PUBLIC;
+
 -- Name: FUNCTION measure_outputs(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.measure_outputs() FROM PUBLIC;
@@ -19812,6 +19923,16 @@ REVOKE ALL ON FUNCTION helix.measure_server() FROM PUBLIC;
 -- Name: FUNCTION measure_streams(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.measure_streams() FROM PUBLIC;
+
+-- Name: FUNCTION meets(p_free jsonb, p_class helix.requirement_class); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.meets(p_free jsonb, p_class helix.requirement_class) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.meets(p_free jsonb, p_class helix.requirement_class) TO helix_reader;
+
+-- Name: FUNCTION missing(p_tenant text, p_queue text, p_requires jsonb); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.missing(p_tenant text, p_queue text, p_requires jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.missing(p_tenant text, p_queue text, p_requires jsonb) TO helix_reader;
 
 -- Name: FUNCTION move_blocked(p_batch bigint[], p_taken bigint[], p_worker text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -20282,10 +20403,6 @@ REVOKE ALL ON FUNCTION helix.read_finished(p_tenant text, p_queue text, p_ending
 
 REVOKE ALL ON FUNCTION helix.read_finished_by(p_tenant text, p_queue text, p_ending smallint, p_worker text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
 
--- Name: FUNCTION read_fits(p_free jsonb, p_requires jsonb); Type: ACL; Schema: helix; Owner: helix_reader
-
-REVOKE ALL ON FUNCTION helix.read_fits(p_free jsonb, p_requires jsonb) FROM PUBLIC;
-
 -- Name: FUNCTION read_identities_v1(p_tenant text, p_queue text, p_after_at timestamp with time zone, p_after_id bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_identities_v1(p_tenant text, p_queue text, p_after_at timestamp with time zone, p_after_id bigint, p_limit integer) FROM PUBLIC;
@@ -20647,6 +20764,10 @@ REVOKE ALL ON FUNCTION helix.refuse_renumbering() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.refuse_stale_fence(p_key bytea, p_actor text, p_what text, p_evidence bytea) FROM PUBLIC;
 
+-- Name: FUNCTION refused_classes(p_queue helix.queue, p_class integer[], OUT classes integer[], OUT why text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.refused_classes(p_queue helix.queue, p_class integer[], OUT classes integer[], OUT why text) FROM PUBLIC;
+
 -- Name: FUNCTION register_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_first integer, p_path text[], p_size bigint[], p_sha256 bytea[], p_files integer); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.register_outputs_v1(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_first integer, p_path text[], p_size bigint[], p_sha256 bytea[], p_files integer) FROM PUBLIC;
@@ -20696,6 +20817,11 @@ GRANT ALL ON FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_gro
 
 REVOKE ALL ON FUNCTION helix.reported_gap(p_events helix.feed_event[]) FROM PUBLIC;
 
+-- Name: FUNCTION requirement_of(p_requires jsonb); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.requirement_of(p_requires jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.requirement_of(p_requires jsonb) TO helix_reader;
+
 -- Name: FUNCTION rerun_at(p_fence helix.fence); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.rerun_at(p_fence helix.fence) FROM PUBLIC;
@@ -20724,6 +20850,7 @@ GRANT ALL ON FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_a
 -- Name: FUNCTION resources_of(p_free jsonb); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.resources_of(p_free jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.resources_of(p_free jsonb) TO helix_reader;
 
 -- Name: FUNCTION retire(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -20896,11 +21023,11 @@ REVOKE ALL ON FUNCTION helix.set_gauges(p_names text[], p_new helix.metric[]) FR
 REVOKE ALL ON FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean, p_stored_at text, p_is_input boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.set_output_root_v1(p_tenant text, p_uri text, p_actor text, p_reason text, p_removed boolean, p_stored_at text, p_is_input boolean) TO helix_operator;
 
--- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_misfit text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_reason text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_reason text) TO helix_operate;
+REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_misfit text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_misfit text, p_reason text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_placeholders jsonb, p_outputs text, p_outputs_after text, p_misfit text, p_reason text) TO helix_operate;
 
 -- Name: FUNCTION settle(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
 

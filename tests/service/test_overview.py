@@ -303,7 +303,9 @@ def test_waiting_batch_says_why_no_worker_has_it(http, lab):
     assert why(http, lab)["later"] == "not before 2999-01-01T00:00:00Z"
     say_hello(http, f"cpu-{lab.q}", [lab.q], cpu_cores=8)
     assert why(http, lab)["plain"] == "waits for its turn"
-    assert why(http, lab)["large"] == "no worker fits: needs gpus 1, labels kind=a100"
+    assert why(http, lab)["large"] == (
+        'no_worker_matches: no worker has gpus 1, labels {"kind": "a100"}'
+    )
     say_hello(http, f"gpu-{lab.q}", [lab.q], gpus=2, labels={"kind": "a100"})
     assert why(http, lab)["large"] == "waits for its turn"
     http.post(f"/v1/queues/{lab.q}/pause", json={"reason": "flow cell exchange"})

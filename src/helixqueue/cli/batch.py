@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,13 +11,14 @@ from helixqueue.cli import batch_export, batch_ref, batch_report, show, unicode_
 from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.options import argument, option
-from helixqueue.operations import batch_actions, batch_reads
+from helixqueue.operations import batch_actions, batch_reads, overview
 from helixqueue.records.batch import failure_text
 from helixqueue.states import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from helixqueue.cli.operation import Runner
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.instructions import Instructions
     from helixqueue.operations.operation import Operation
@@ -124,8 +126,12 @@ def _show_named(
     instead=_show_named,
     more=IN_QUEUE | REVISION,
 )
-def _show(batch: BatchDetail) -> None:
-    batch_report.print_batch(batch)
+def _show(batch: BatchDetail, *, ask: Runner) -> None:
+    why = None
+    if batch.state is State.PENDING and batch.queue is not None:
+        waiting = ask(partial(overview.reasons_to_wait, queue=batch.queue))
+        why = next((row.why for row in waiting if row.batch_id == batch.batch_id), None)
+    batch_report.print_batch(batch, why)
 
 
 def _names_batches(values: Mapping[str, Any]) -> bool:

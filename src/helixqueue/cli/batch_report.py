@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from helixqueue.records.batch import AttemptRow, BatchDetail, EventRow, RefusalRow
 
 
-def print_batch(batch: BatchDetail) -> None:
-    _print_summary(batch)
+def print_batch(batch: BatchDetail, why_waiting: str | None = None) -> None:
+    _print_summary(batch, why_waiting)
     if batch.attempts:
         show.line("\nAttempts", "bold")
         show.table(
@@ -65,11 +65,12 @@ def print_batch(batch: BatchDetail) -> None:
         )
 
 
-def _print_summary(batch: BatchDetail) -> None:
+def _print_summary(batch: BatchDetail, why_waiting: str | None) -> None:
     facts = {
         "batch": str(batch.batch_id),
         "key": batch.key,
         "state": _state(batch),
+        "waits": why_waiting or "",
         "tenant": batch.tenant,
         "queue": batch.queue or "",
         "identity": unicode_diff.identity_text(batch.identity) if batch.queue else "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,11 +11,12 @@ import typer
 from helixqueue.cli import shapes, show
 from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.options import option
-from helixqueue.operations import queues
+from helixqueue.operations import overview, queues
 from helixqueue.outputs.stores import open_store, probe
 from helixqueue.records.queue import QueueCounts, QueueRow
 
 if TYPE_CHECKING:
+    from helixqueue.cli.operation import Runner
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.instructions import Instructions
     from helixqueue.records.page import Page
@@ -48,11 +50,14 @@ def _status(row: QueueRow) -> str:
 
 
 @verb(app, "show", queues.show_queue, example="helixq queue show basecall", every_tenant=True)
-def _show(row: QueueSummary) -> None:
+def _show(row: QueueSummary, *, ask: Runner) -> None:
     facts = shapes.plain(row)
     facts |= {name: str(getattr(row.counts, name)) for name in COUNTS}
     del facts["counts"]
     show.table(("setting", "value"), [(n, shapes.setting_text(n, v)) for n, v in facts.items()])
+    waiting = ask(partial(overview.reasons_to_wait, queue=row.name))
+    for missing in sorted({batch.missing for batch in waiting if batch.missing}):
+        show.warning(f"no_worker_matches: work waits and no worker has {missing}")
 
 
 @dataclass(frozen=True, slots=True)

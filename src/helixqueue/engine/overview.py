@@ -226,10 +226,12 @@ def waiting(*, tenant: str, queue: str, limit: int = 50) -> Call[list[WaitingBat
 
 
 def _read_waiting(row: Row) -> WaitingBatch:
-    batch_id, identity, since, attempt, cause, due, text, alive, fitting, detail = row
+    batch_id, identity, since, attempt, cause, due, text, alive, fitting, missing, detail = row
     requires = None if text is None else json.loads(text)
-    why = why_waiting(cause=cause, due=due, requires=requires, alive=alive, fitting=fitting)
+    why = why_waiting(
+        cause=cause, due=due, requires=requires, alive=alive, fitting=fitting, missing=missing
+    )
     parts = identity_parts(identity)
     return WaitingBatch(
-        batch_id, parts, since, attempt, why, requires, alive, fitting, detail
+        batch_id, parts, since, attempt, why, requires, alive, fitting, missing, detail
     )  # fmt: skip

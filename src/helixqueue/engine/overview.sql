@@ -45,5 +45,5 @@ select p.version, p.hash, p.sound from helix.read_proof_v1(%(id)s::uuid) p;
 
 -- name: waiting
 -- The batches of a queue that wait longest.
-select w.public_id, w.identity, w.since, w.attempt, w.cause, w.due, w.requires::text, w.alive, w.fitting, w.detail
+select w.public_id, w.identity, w.since, w.attempt, w.cause, w.due, w.requires::text, w.alive, w.fitting, w.missing, w.detail
 from helix.read_waiting_v1(%(tenant)s::text, %(queue)s::text, %(limit)s::int) w;

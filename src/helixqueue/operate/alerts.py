@@ -105,6 +105,13 @@ ALERTS: Final = (
         "stalled-pending",
     ),
     Alert(
+        "HelixNoWorkerMatches",
+        "max by (tenant, queue) (helix_no_worker_matches) > 0",
+        "15m", "warn",
+        "Work of queue {{ $labels.queue }} has VALUE requirements that no worker has.",
+        "stalled-pending",
+    ),
+    Alert(
         "HelixInDoubtAge",
         "max by (tenant) (helix_fence_oldest_doubt_seconds) > 900",
         "5m", "warn",

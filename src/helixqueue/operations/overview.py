@@ -13,7 +13,7 @@ from helixqueue.operations.operation import operation
 from helixqueue.records.batch import attempts_of
 from helixqueue.records.overview import PARTS_SHOWN, Activity, LateWrite, Match, Overview
 from helixqueue.records.page import Page
-from helixqueue.records.parameter import Cursor, Limit, Param, QueueName, printable
+from helixqueue.records.parameter import MAX_PAGE, Cursor, Limit, Param, QueueName, printable
 from helixqueue.records.series import Period, TimeSeries
 from helixqueue.records.waiting import BatchProof, WaitingBatch
 
@@ -156,8 +156,8 @@ def list_waiting(
 ) -> Instructions[Page[WaitingBatch]]:
     """List the batches of a queue that wait longest, and why no worker has them.
 
-    `no worker fits` compares what a batch requires with the workers that reported in the last
-    minute. Workers that connect to the database with another login are not known here.
+    `no_worker_matches` names what no worker has that reported in the last day, `no worker fits`
+    what no worker has that is alive. Workers of logins that serve other tenants are not known.
     """
     found = yield from operations.ask(engine.calls.queue(tenant=operations.tenant, queue=queue))
     if found is None:
@@ -166,6 +166,15 @@ def list_waiting(
         engine.overview.waiting(tenant=operations.tenant, queue=queue, limit=limit)
     )
     return Page(tuple(rows), None)
+
+
+def reasons_to_wait(operations: Operations, queue: str) -> Instructions[tuple[WaitingBatch, ...]]:
+    """The batches of a queue that wait longest; none if the tenant has no such queue."""
+    try:
+        page = yield from list_waiting(operations, queue, limit=MAX_PAGE)
+    except NoSuchQueue:
+        return ()
+    return page.rows
 
 
 @operation("GET /v1/batches/{batch_id}/proof", scope="read", raises=[NoSuchBatch])

@@ -99,6 +99,8 @@ FAMILIES: Final = (
                  "Seconds from the first call until the effect was sealed.", "fence", "le"),
     MetricFamily("helix_dead_letters", "gauge",
                  "Open dead letters by reason.", "source", "reason"),
+    MetricFamily("helix_no_worker_matches", "gauge",
+                 "Different requirements of claimable work that no worker of the last day has."),
     MetricFamily("helix_manifests", "gauge",
                  "Outputs of completed batches that are not published: granted or blocked.",
                  label="state"),

@@ -41,6 +41,7 @@ class QueueRow:
     placeholders: Sequence[str] = ()  # texts that count as no identity
     outputs: str = ""  # destination of output files; empty: none
     outputs_after: Literal["keep", "remove"] = "keep"  # when retention removes the batch
+    misfit: Literal["wait", "refuse"] = "wait"  # work that no worker of the last day could do
 
 
 def _kept(rows: str, option: str) -> Param:
@@ -130,6 +131,10 @@ class QueueSettings(TypedDict, total=False):
     outputs_after: Annotated[
         Literal["keep", "remove"],
         Param("Output files of batches that retention removes: keep or remove.", metavar="RULE"),
+    ]
+    misfit: Annotated[
+        Literal["wait", "refuse"],
+        Param("New work that no worker of the last day could do: wait or refuse.", metavar="RULE"),
     ]
 
 

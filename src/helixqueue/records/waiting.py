@@ -20,10 +20,11 @@ class WaitingBatch:
     identity: IdentityParts
     since: datetime  # when it became PENDING
     attempt: int
-    why: str  # such as: no worker fits: needs gpus 1
+    why: str  # such as: no_worker_matches: no worker has gpus 1
     requires: Mapping[str, Any] | None
     workers_alive: int  # that are alive and serve the queue
     workers_fitting: int  # of those: with the resources that it requires
+    missing: str | None  # of its requirements: what no worker of the last day has
     detail: Annotated[str | None, Payload]  # of its last step
 
 
@@ -49,6 +50,7 @@ def why_waiting(
     requires: Mapping[str, Any] | None,
     alive: int,
     fitting: int,
+    missing: str | None,
 ) -> str:
     """One sentence part; workers that never reported are not known."""
     if cause == "delay" and due is not None:
@@ -57,10 +59,11 @@ def why_waiting(
         return "its limit key has as many leases as the queue allows"
     if cause == "paused":
         return "the queue is paused"
-    if not alive:
-        return "no worker is alive"
+    if missing:
+        return f"no_worker_matches: no worker has {missing}"
     if not fitting:
-        return f"no worker fits: needs {needs_of(requires or {})}"
+        needs = f"no worker fits: needs {needs_of(requires or {})}"
+        return needs if alive else "no worker is alive"
     return "waits for its turn"
 
 

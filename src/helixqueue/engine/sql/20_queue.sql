@@ -68,6 +68,8 @@ create table helix.queue (
   outputs           text not null default '' check (outputs = '' or helix.is_destination(outputs)),
   -- What retention of a batch does with its published files.
   outputs_after     text not null default 'keep' check (outputs_after in ('keep', 'remove')),
+  -- What happens to new work that no worker of the last day could do (56_misfit.sql).
+  misfit            text not null default 'wait' check (misfit in ('wait', 'refuse')),
   created_at        timestamptz not null default clock_timestamp(),
   updated_at        timestamptz not null default clock_timestamp(),
   -- The greatest place of a step that retention has removed: readers before it have missed something.

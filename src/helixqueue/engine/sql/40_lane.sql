@@ -33,14 +33,9 @@ begin
   insert into helix.requirement_class as c (id, twin, requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels,
                                        gpu_model, gpu_cc_min)
   select n.id, case when helix.makes_first('requirement_class', p_requires::text) then 0 else n.id end, p_requires,
-         coalesce((p_requires ->> 'gpus')::int, 0), coalesce((p_requires ->> 'gpu_vram_gb')::real, 0),
-         coalesce((p_requires ->> 'cpu_cores')::real, 0), coalesce((p_requires ->> 'ram_gb')::real, 0),
-         coalesce((p_requires ->> 'disk_gb')::real, 0), coalesce(p_requires -> 'labels', '{}'),
-         array(select jsonb_array_elements_text(
-           case jsonb_typeof(p_requires -> 'gpu_model') when 'array' then p_requires -> 'gpu_model'
-                when 'string' then jsonb_build_array(p_requires -> 'gpu_model') else '[]' end)),
-         coalesce((p_requires ->> 'gpu_cc_min')::real, 0)
+         r.gpus, r.gpu_vram_gb, r.cpu_cores, r.ram_gb, r.disk_gb, r.labels, r.gpu_model, r.gpu_cc_min
   from (select nextval('helix.requirement_class_id_seq')::integer as id) n
+  cross join helix.requirement_of(p_requires) r
   on conflict do nothing;
   return (select id from helix.requirement_class where requires = p_requires order by twin limit 1);
 end

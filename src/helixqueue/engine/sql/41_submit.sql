@@ -128,7 +128,7 @@ begin
                     and (q.id = any (l.queues) or cardinality(l.queues) > helix.share_bound())
   cross join lateral (select * from helix.secret order by id desc limit 1) s
   where q.tenant = p_tenant and q.name = p_queue and q.profile = p_profile
-    and not q.closed and not q.paused;
+    and not q.closed and not q.paused and q.misfit = 'wait';
   if not found
      -- Where only the identity has digits it is none. Nearly every identity has some, and the comparison took 7 % of
      -- the instructions of a submission.
@@ -190,6 +190,7 @@ declare
   v_usual   integer;      -- the lane of submissions without options
   v_after   bigint;       -- and its turn
   v_place   integer[];    -- of submissions that made a batch
+  v_misfit  record;       -- classes that the queue refuses, and why
 begin
   perform helix.count_respelled(p_tenant, p_queue, n.number)
   from (select count(*) as number from unnest(p_identity, p_raw) as u (identity, raw)
@@ -243,6 +244,7 @@ begin
     from helix.lanes_of(v_queue, p_requires, p_priority, cardinality(p_payload)) l;
   end if;
 
+  v_misfit := helix.refused_classes(v_queue, v_class || v_queue.class);
   if not v_queue.closed then   -- A closed queue takes nothing new; repeats are answered below.
     v_print := array(
       select sha256(v_secret.outer_pad || sha256(v_secret.inner_pad || convert_to(u.payload, 'UTF8')))
@@ -251,7 +253,7 @@ begin
     v_id := array(select nextval('helix.batch_id') from generate_series(1, cardinality(p_payload)));
     v_place := helix.insert_batches(
       v_queue, v_secret, p_actor, v_now, v_key, v_id, v_print, p_identity, p_payload, p_raw, p_revision,
-      p_priority, p_run_at, p_expires_at, p_limit_key, v_class, p_run);
+      p_priority, p_run_at, p_expires_at, p_limit_key, v_class, p_run, v_misfit.classes);
   end if;
 
   if v_place is not null then
@@ -277,7 +279,8 @@ begin
         p_expires_at, p_limit_key,
         coalesce(v_class, array_fill(v_queue.class, array[cardinality(p_payload)])),
         case when v_queue.closed then format('queue %s is closed to submissions', p_queue)
-             else 'expires_at is in the past' end, p_reused, p_raw);
+             else coalesce('no_worker_matches: no worker has ' || v_misfit.why, 'expires_at is in the past') end,
+        p_reused, p_raw);
   end if;
 end
 $$;
@@ -289,7 +292,7 @@ create function helix.insert_batches(
   p_queue helix.queue, p_secret helix.secret, p_actor text, p_now timestamptz, p_key bytea[], p_id bigint[],
   p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[],
   p_priority smallint[], p_run_at timestamptz[], p_expires_at timestamptz[], p_limit_key text[],
-  p_class integer[], p_run bigint
+  p_class integer[], p_run bigint, p_misfit integer[]
 ) returns integer[]
 language plpgsql as $$
 declare
@@ -301,6 +304,7 @@ begin
       select distinct on (k.key) k.key, k.place::integer
       from unnest(p_key, p_expires_at) with ordinality as k (key, expires_at, place)
       where k.key is not null and (k.expires_at is null or k.expires_at > p_now)
+        and (p_misfit = '{}' or coalesce(p_class[k.place], p_queue.class) <> all (p_misfit))
       order by k.key, k.place) f
     order by f.key);
   -- Usually all are new, and a plain insert is enough: one that expects conflicts looks each key up twice

@@ -38,7 +38,7 @@ create function helix.set_queue_v1(
   p_keep_decisions_seconds double precision default null,
   p_stalled_after_seconds double precision default null, p_resubmit_failed text default null,
   p_placeholders jsonb default null, p_outputs text default null, p_outputs_after text default null,
-  p_reason text default null
+  p_misfit text default null, p_reason text default null
 ) returns helix.queue
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s'
 set extra_float_digits = 1 set timezone = 'UTC' set intervalstyle = 'postgres' set bytea_output = 'hex' as $$
@@ -76,6 +76,7 @@ begin
     resubmit_failed     = coalesce(p_resubmit_failed, q.resubmit_failed),
     outputs             = coalesce(p_outputs, q.outputs),
     outputs_after       = coalesce(p_outputs_after, q.outputs_after),
+    misfit              = coalesce(p_misfit, q.misfit),
     updated_at          = clock_timestamp()
   where q.tenant = p_tenant and q.name = p_queue
   returning * into v_queue;

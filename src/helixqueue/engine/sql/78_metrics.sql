@@ -96,6 +96,7 @@ begin
   perform helix.measure_feeds();
   perform helix.measure_streams();
   perform helix.measure_outputs();
+  perform helix.measure_misfits();
   perform helix.measure_server();
   return p_limit;
 end

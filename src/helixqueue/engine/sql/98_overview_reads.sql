@@ -335,7 +335,7 @@ $$;
 create function helix.read_waiting_v1(p_tenant text, p_queue text, p_limit integer default 50)
 returns table (
   public_id uuid, identity text, since timestamptz, attempt smallint, cause text, due timestamptz, requires jsonb,
-  detail text, alive bigint, fitting bigint
+  detail text, alive bigint, fitting bigint, missing text
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -374,22 +374,17 @@ begin
     required as (
       select p.*, b.key, b.identity, helix.requires_of(b.class) as requires
       from page p cross join lateral (select * from helix.batch b where b.id = p.batch limit 1) b
+    ),
+    needed as materialized (
+      select u.requires, helix.missing(p_tenant, p_queue, u.requires) as missing
+      from (select distinct r.requires from required r where r.requires is not null) u
     )
     select helix.public_id(r.key), r.identity::text, r.changed_at, r.attempt, r.cause::text, r.due, r.requires,
            case when v_sees then (select t.detail::text from helix.result t
                                   where t.batch = r.batch and t.version = r.version) end,
-           (select count(*) from alive), (select count(*) from alive a where helix.read_fits(a.free, r.requires))
+           (select count(*) from alive),
+           (select count(*) from alive a where helix.meets(a.free, helix.requirement_of(r.requires))),
+           (select n.missing from needed n where n.requires = r.requires)
     from required r order by r.changed_at, r.batch;
 end
-$$;
-
--- Whether free resources are enough; null requires nothing.
-create function helix.read_fits(p_free jsonb, p_requires jsonb) returns boolean
-language sql immutable parallel safe as $$
-  select coalesce(bool_and(
-           case when r.key = 'labels' then r.value <@ coalesce(p_free -> 'labels', '{}')
-                else (r.value #>> '{}')::numeric
-                     <= case when jsonb_typeof(p_free -> r.key) = 'number' then (p_free ->> r.key)::numeric else 0 end
-           end), true)
-  from jsonb_each(coalesce(p_requires, '{}')) r
 $$;

@@ -5,6 +5,7 @@
 -- Workers that serve every tenant are listed to each tenant.
 create policy serves_all on helix.worker for select to helix_reader
   using (tenant = '*' and cardinality((select helix.session_tenants())) > 0);
+create policy also_serves_all on helix.worker for select to helix_engine using (tenant = '*');
 -- A sweep is for all tenants.
 create policy long_gone on helix.worker for all to helix_engine
   using (last_seen < statement_timestamp() - interval '30 days') with check (false);
@@ -123,7 +124,9 @@ grant execute on function helix.locate(uuid[]), helix.state_of(bigint),
   helix.output_part, helix.output_name(text, text), helix.output_hash, helix.manifest_hash
   to helix_reader, helix_operator;
 grant execute on function helix.requires_of(integer), helix.demand_parallel, helix.shape, helix.demand_payloads,
-  helix.audited_rows(), helix.all_metrics, helix.worker_status, helix.run_counts
+  helix.audited_rows(), helix.all_metrics, helix.worker_status,
+  helix.missing(text, text, jsonb), helix.meets, helix.fits, helix.is_match, helix.devices_needed, helix.devices_of,
+  helix.requirement_of, helix.resources_of, helix.run_counts
   to helix_reader;
 
 -- Which scope may execute which function: a new function `..._v1` gets its line here, and the migration fails
