@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import batch_export, batch_ref, batch_report, show, unicode_diff
+from helixqueue.cli import batch_export, batch_ref, batch_report, options, show, unicode_diff
 from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.options import argument, option
@@ -124,7 +124,7 @@ def _show_named(
     example="helixq batch show 6ead468e",
     every_tenant=True,
     instead=_show_named,
-    more=IN_QUEUE | REVISION,
+    more=IN_QUEUE | REVISION | {"batch_id": options.BatchRef},
 )
 def _show(batch: BatchDetail, *, ask: Runner) -> None:
     why = None

@@ -155,7 +155,7 @@ def _json(what: str, text: str) -> Any:  # noqa: ANN401 - JSON
 def _show(
     *,
     ledger: LedgerName,
-    entity: Annotated[list[str], argument("ENTITY...", "Entity; its parts, if it has several.")],
+    entity: Annotated[list[str], argument("ENTITY", "Entity; its parts, if it has several.")],
     tenant: options.Tenant = None,
     as_json: options.AsJson = False,
 ) -> None:

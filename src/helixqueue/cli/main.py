@@ -55,7 +55,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "identity": ("helixqueue.cli.identity", "Identities: refused, twins."),
     "output": (
         "helixqueue.cli.output",
-        "Output files: list, show, get, verify, publish, root.",
+        "Output files: list, show, get, verify, publish, reconcile, root.",
     ),
     "run": (
         "helixqueue.cli.run",

@@ -108,6 +108,7 @@ Tenant = Annotated[
         env="HELIX_TENANT",
     ),
 ]
+BatchRef = Annotated[str, argument("BATCH", "Batch: id, key or identity.")]
 AsJson = Annotated[bool, option("--json", "Print JSON.")]
 Actor = Annotated[
     str | None,

@@ -35,7 +35,6 @@ app = typer.Typer(
 )
 PAGE = 500
 NO_SERVICE = "it needs an operator's login; run it with --dsn or --data"
-BatchRef = Annotated[str, argument("BATCH", "Batch: id, key or identity.")]
 
 
 def register(parent: typer.Typer) -> None:
@@ -75,7 +74,7 @@ def _outputs_of(
     outputs.list_outputs,
     example="helixq output show Sample-07",
     instead=_outputs_of,
-    more={"batch_id": BatchRef},
+    more={"batch_id": options.BatchRef},
 )
 def _show(page: Page[OutputRow]) -> None:
     show.table(
@@ -88,7 +87,7 @@ def _show(page: Page[OutputRow]) -> None:
 @command(app, "get", example="helixq output get Sample-07 --to ./results")
 @connection.service_or_database
 def _get(
-    batch: BatchRef,
+    batch: options.BatchRef,
     *,
     to: Annotated[Path, option("--to DIRECTORY", "Where to write the files.")],
     tenant: options.Tenant = None,
@@ -114,7 +113,7 @@ def _get(
 @command(app, "verify", example="helixq output verify Sample-07")
 @connection.service_or_database
 def _verify(
-    batch: BatchRef, *, tenant: options.Tenant = None, as_json: options.AsJson = False
+    batch: options.BatchRef, *, tenant: options.Tenant = None, as_json: options.AsJson = False
 ) -> None:
     """Compare published files with their manifest.
 

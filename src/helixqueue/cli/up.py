@@ -75,7 +75,7 @@ def _up(
     port: up_options.Port = None,
     app: up_options.App = None,
     workers: up_options.Workers = None,
-    tenant: options.Tenant = None,
+    tenant: up_options.Tenant = None,
     demo: up_options.Demo = False,
     seconds: up_options.Seconds = None,
     open_browser: up_options.Open = False,

@@ -56,6 +56,15 @@ Port = Annotated[
         max=65535,
     ),
 ]
+Tenant = Annotated[
+    str | None,
+    option(
+        "--tenant NAME",
+        "Tenant of the login link, the intake and the workers. [env: HELIX_TENANT, default: "
+        f"{options.DEFAULT_TENANT}]",
+        env="HELIX_TENANT",
+    ),
+]
 App = Annotated[
     str | None, option("--app MODULE", "Run local workers with the handlers of this module.")
 ]
