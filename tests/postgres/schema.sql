@@ -1034,6 +1034,17 @@ $$;
 
 ALTER FUNCTION helix.answer_stale(p_operation text, p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]) OWNER TO helix_engine;
 
+-- Name: answer_subject(text, text, text, text, bigint, text, bigint, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.answer_subject(p_tenant text, p_queue text, p_actor text, p_kind text, p_batch bigint, p_detail text, p_life bigint, p_evidence bytea) RETURNS bytea
+    LANGUAGE sql STABLE
+    AS $$
+  select sha256(convert_to(jsonb_build_array(p_tenant, p_queue, p_actor, p_kind, p_batch, p_detail, p_life,
+                                             encode(sha256(p_evidence), 'hex'))::text, 'UTF8'))
+$$;
+
+ALTER FUNCTION helix.answer_subject(p_tenant text, p_queue text, p_actor text, p_kind text, p_batch bigint, p_detail text, p_life bigint, p_evidence bytea) OWNER TO helix_engine;
+
 -- Name: append_one_v1(text, text, text, text, bigint, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.append_one_v1(p_tenant text, p_ledger text, p_actor text, p_entity text, p_seq bigint, p_kind text, p_payload text, p_node text) RETURNS helix.appended
@@ -2788,14 +2799,20 @@ declare
   v_used    integer;
   v_over    integer[];
 begin
-  select array_agg(u.subject order by u.first), array_agg(u.first order by u.first), array_agg(u.times order by u.first)
-  into v_subject, v_first, v_times
-  from (select s.subject, min(s.place)::integer as first, sum(coalesce(p_times[s.place], 1)) as times
-        from (select sha256(convert_to(jsonb_build_array(
-                       p_tenant, p_queue, p_actor, p_kind[n.place], p_batch[n.place], p_detail[n.place], p_life,
-                       encode(sha256(p_evidence), 'hex'))::text, 'UTF8')) as subject, n.place
-              from generate_subscripts(p_kind, 1) as n (place)) s
-        group by s.subject) u;
+  if cardinality(p_kind) = 1 then  -- the usual call, without a query
+    v_subject := array[helix.answer_subject(p_tenant, p_queue, p_actor, p_kind[1], p_batch[1], p_detail[1], p_life,
+                                            p_evidence)];
+    v_first := '{1}';
+    v_times := array[coalesce(p_times[1], 1)];
+  else
+    select array_agg(u.subject order by u.first), array_agg(u.first order by u.first), array_agg(u.times order by u.first)
+    into v_subject, v_first, v_times
+    from (select s.subject, min(s.place)::integer as first, sum(coalesce(p_times[s.place], 1)) as times
+          from (select helix.answer_subject(p_tenant, p_queue, p_actor, p_kind[n.place], p_batch[n.place],
+                                            p_detail[n.place], p_life, p_evidence) as subject, n.place
+                from generate_subscripts(p_kind, 1) as n (place)) s
+          group by s.subject) u;
+  end if;
   -- With an older snapshot the lock fails instead: such a transaction adds rows.
   if current_setting('transaction_isolation') = 'read committed' then
     v_row := array(select (select r.ctid from helix.answer_count r
@@ -18668,6 +18685,10 @@ REVOKE ALL ON FUNCTION helix.answer_rest(p_operation text, p_worker text, p_done
 -- Name: FUNCTION answer_stale(p_operation text, p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.answer_stale(p_operation text, p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]) FROM PUBLIC;
+
+-- Name: FUNCTION answer_subject(p_tenant text, p_queue text, p_actor text, p_kind text, p_batch bigint, p_detail text, p_life bigint, p_evidence bytea); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.answer_subject(p_tenant text, p_queue text, p_actor text, p_kind text, p_batch bigint, p_detail text, p_life bigint, p_evidence bytea) FROM PUBLIC;
 
 -- Name: FUNCTION append_one_v1(p_tenant text, p_ledger text, p_actor text, p_entity text, p_seq bigint, p_kind text, p_payload text, p_node text); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -39,6 +39,15 @@ $$;
 create function helix.answer_rate() returns integer
 language sql immutable as $$ select 600 $$;
 
+-- What equal answers of a minute have in common.
+create function helix.answer_subject(
+  p_tenant text, p_queue text, p_actor text, p_kind text, p_batch bigint, p_detail text, p_life bigint, p_evidence bytea
+) returns bytea
+language sql stable as $$
+  select sha256(convert_to(jsonb_build_array(p_tenant, p_queue, p_actor, p_kind, p_batch, p_detail, p_life,
+                                             encode(sha256(p_evidence), 'hex'))::text, 'UTF8'))
+$$;
+
 -- Counts answers to one caller about one queue or fence. Arrays run in parallel.
 -- Generic plans: PostgreSQL expects ten elements of an unknown array and one of this call's, finds its own plan for the
 -- call cheaper each time, and would spend half of a repeated fence call on planning.
@@ -60,14 +69,20 @@ declare
   v_used    integer;
   v_over    integer[];
 begin
-  select array_agg(u.subject order by u.first), array_agg(u.first order by u.first), array_agg(u.times order by u.first)
-  into v_subject, v_first, v_times
-  from (select s.subject, min(s.place)::integer as first, sum(coalesce(p_times[s.place], 1)) as times
-        from (select sha256(convert_to(jsonb_build_array(
-                       p_tenant, p_queue, p_actor, p_kind[n.place], p_batch[n.place], p_detail[n.place], p_life,
-                       encode(sha256(p_evidence), 'hex'))::text, 'UTF8')) as subject, n.place
-              from generate_subscripts(p_kind, 1) as n (place)) s
-        group by s.subject) u;
+  if cardinality(p_kind) = 1 then  -- the usual call, without a query
+    v_subject := array[helix.answer_subject(p_tenant, p_queue, p_actor, p_kind[1], p_batch[1], p_detail[1], p_life,
+                                            p_evidence)];
+    v_first := '{1}';
+    v_times := array[coalesce(p_times[1], 1)];
+  else
+    select array_agg(u.subject order by u.first), array_agg(u.first order by u.first), array_agg(u.times order by u.first)
+    into v_subject, v_first, v_times
+    from (select s.subject, min(s.place)::integer as first, sum(coalesce(p_times[s.place], 1)) as times
+          from (select helix.answer_subject(p_tenant, p_queue, p_actor, p_kind[n.place], p_batch[n.place],
+                                            p_detail[n.place], p_life, p_evidence) as subject, n.place
+                from generate_subscripts(p_kind, 1) as n (place)) s
+          group by s.subject) u;
+  end if;
   -- With an older snapshot the lock fails instead: such a transaction adds rows.
   if current_setting('transaction_isolation') = 'read committed' then
     v_row := array(select (select r.ctid from helix.answer_count r
