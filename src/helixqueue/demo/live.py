@@ -94,8 +94,17 @@ class DemoWorkers:
         self._dsn = dsn
         self._started = 0
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.frozen = self._run("helixqueue.demo.worker", dsn, FROZEN)
+        self.frozen = self._run_frozen()
         for _ in range(WORKERS):
+            self.start()
+
+    def restart_dead(self) -> None:
+        """Replace workers that ended by themselves, as after an outage of the database."""
+        if self.frozen.poll() is not None:
+            self.frozen.communicate()
+            self.frozen = self._run_frozen()
+        for name in [name for name, dead in self.processes.items() if dead.poll() is not None]:
+            self.kill(name)
             self.start()
 
     def start(self) -> None:
@@ -107,6 +116,9 @@ class DemoWorkers:
         process = self.processes.pop(name)
         process.kill()
         process.communicate()
+
+    def _run_frozen(self) -> subprocess.Popen[bytes]:
+        return self._run("helixqueue.demo.worker", self._dsn, FROZEN)
 
     def _run(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -226,6 +238,7 @@ def _inject_faults(
 ) -> None:
     """Kill a worker in the middle of a batch, then freeze another until its batch is completed."""
     while not stop.wait(FAULT_SECONDS):
+        workers.restart_dead()
         try:
             with Database.connect(dsn) as database:
                 _kill(database, workers, counts, stop)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.client.sync import HelixQueue
 from helixqueue.demo.sample_sheet import BASECALL, TENANT
+from helixqueue.errors import Unavailable
 from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
@@ -29,5 +30,8 @@ def basecall(lease: Lease[Any, Any]) -> object:
 
 if __name__ == "__main__":
     logging.getLogger("helixqueue").setLevel(logging.CRITICAL)  # `live` reports what happens
-    with HelixQueue(os.environ["HELIX_DSN"], TENANT) as helix:
-        helix.work(BASECALL, slots=2, name=sys.argv[1], grace_seconds=2)
+    try:
+        with HelixQueue(os.environ["HELIX_DSN"], TENANT) as helix:
+            helix.work(BASECALL, slots=2, name=sys.argv[1], grace_seconds=2)
+    except Unavailable as error:
+        sys.exit(f"{sys.argv[1]} lost the database: {error}")

@@ -15,7 +15,7 @@ import psycopg
 
 from helixqueue.client.sync import HelixQueue
 from helixqueue.demo.sample_sheet import BASECALL, TENANT
-from helixqueue.errors import LeaseLost
+from helixqueue.errors import LeaseLost, Unavailable
 from helixqueue.postgres.statements import statements
 from helixqueue.records.lease import Settlement
 from helixqueue.worker.worker import HELLO_SECONDS
@@ -62,4 +62,7 @@ def _complete(
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except (psycopg.OperationalError, Unavailable) as error:
+        sys.exit(f"{sys.argv[2]} lost the database: {str(error).strip()}")
