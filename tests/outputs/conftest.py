@@ -17,6 +17,8 @@ from helixqueue.outputs.publish import Publisher
 from helixqueue.outputs.stores import open_store
 from helixqueue.postgres.database import AsyncDatabase
 from helixqueue.postgres.database import Database as Connection
+from helixqueue.records.lease import LeaseRef
+from helixqueue.records.output import StagedFile
 from tests.support.lab import engine_function, new_database
 from tests.support.shift import Shift
 
@@ -203,3 +205,24 @@ def demand_complete(database, destination, batch_id):
         content = contents[file.path] = destination.read(name)
         assert (len(content), hashlib.sha256(content).hexdigest()) == (file.size, file.sha256)
     return contents
+
+
+def files(*names, content="x"):
+    sha256 = hashlib.sha256(content.encode()).digest()
+    return [StagedFile(name, len(content), sha256) for name in names]
+
+
+def register(lab, lease, staged, *, first=0, files=None, worker=None):
+    ref, worker = LeaseRef(lease.batch, lease.token), worker or lab.worker
+    opened = lab.run(outputs.open_outputs(worker=worker, lease=ref))
+    if opened.answer != "ok":
+        return opened
+    return lab.run(
+        outputs.register_outputs(worker=worker, lease=ref, first=first, staged=staged, files=files)
+    )
+
+
+def leased(lab, identity="s"):
+    lab.submit(identity)
+    [lease] = lab.claim()
+    return lease

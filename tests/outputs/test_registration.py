@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import logging
@@ -16,8 +15,15 @@ from helixqueue.engine import calls, outputs
 from helixqueue.errors import HelixError, Refused, Unavailable
 from helixqueue.outputs.scratch import check_path, output_path, survey
 from helixqueue.records.lease import LeaseRef
-from helixqueue.records.output import StagedFile
-from tests.outputs.conftest import Destination, demand_complete, manifests, publish
+from tests.outputs.conftest import (
+    Destination,
+    demand_complete,
+    files,
+    leased,
+    manifests,
+    publish,
+    register,
+)
 from tests.support.lab import Lab
 
 _numbers = itertools.count(1)
@@ -28,27 +34,6 @@ def lab(database):
     with Lab(database, q=f"reg{next(_numbers)}") as lab:
         lab.queue(max_attempts=9, backoff_seconds=0)
         yield lab
-
-
-def files(*names, content="x"):
-    sha256 = hashlib.sha256(content.encode()).digest()
-    return [StagedFile(name, len(content), sha256) for name in names]
-
-
-def register(lab, lease, staged, *, first=0, files=None, worker=None):
-    ref, worker = LeaseRef(lease.batch, lease.token), worker or lab.worker
-    opened = lab.run(outputs.open_outputs(worker=worker, lease=ref))
-    if opened.answer != "ok":
-        return opened
-    return lab.run(
-        outputs.register_outputs(worker=worker, lease=ref, first=first, staged=staged, files=files)
-    )
-
-
-def leased(lab, identity="s"):
-    lab.submit(identity)
-    [lease] = lab.claim()
-    return lease
 
 
 def names_of(lab, lease):

@@ -25,6 +25,7 @@ FENCED = [name for name, (_, _, fenced) in WRITES.items() if fenced]
 # Deduplicated by the engine; with secrets in the response; without effect.
 KNOWN_BY_ITSELF = {
     *("claim", "start", "renew", "settle", "release", "hello", "expect", "wait"),
+    *("open_outputs", "register_outputs"),
     # A repeated definition or secret changes nothing; a delivery is known by the id of its event.
     *("apply_source", "rotate_secret", "receive_webhook"),
 }

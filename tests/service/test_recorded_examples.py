@@ -77,12 +77,22 @@ def test_committed_examples_are_what_the_service_answers(record, lab):
     batch = publish_output(lab, "align", "lab")
     record("list_manifests", batch=str(batch))
     record("list_outputs", batch_id=str(batch))
+    record_staging(record, lab)
     record_runs(record, lab)
     recorded = record.examples()
     if os.environ.get("HELIX_EXAMPLES") == "write":
         text = json.dumps(recorded, indent=1, ensure_ascii=False)
         RECORDED.write_text(text + "\n", encoding="utf-8")
     assert json.loads(RECORDED.read_text(encoding="utf-8")) == recorded, "run `make examples`"
+
+
+def record_staging(record, lab):
+    """A worker without a database connection stages one file."""
+    lab.submit("Sample-08", tenant="lab", queue="align")
+    lease, _ = claim(record, 90, queues=["align"])
+    record("open_outputs", worker="gpu-1", lease=lease, size=4_180_332)
+    staged = [{"path": "reads/a.fastq", "size": 4_180_332, "sha256": "68" * 32}]
+    record("register_outputs", worker="gpu-1", lease=lease, staged=staged, files=1)
 
 
 def record_runs(record, lab):

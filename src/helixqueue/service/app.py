@@ -49,6 +49,7 @@ from helixqueue.service.routes import (
     leases,
     ledgers,
     login,
+    output_leases,
     proof,
     webhooks,
 )
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 
 # Hot routes first: a path is compared with one route after the other.
 ROUTERS = (
-    batches.routes, leases.routes, routes_of(batch_actions, "batch actions"),
+    batches.routes, leases.routes, output_leases.routes, routes_of(batch_actions, "batch actions"),
     routes_of(batch_reads, "batches"), routes_of(overview), routes_of(queues), routes_of(workers),
     changes.routes, routes_of(identities), routes_of(fences, "fences"), routes_of(letters),
     routes_of(outputs), routes_of(runs),

@@ -43,6 +43,7 @@ class PostgresTransport:
 
     calls = calls
     output_calls = outputs
+    publishes = True
 
     def __init__(
         self,

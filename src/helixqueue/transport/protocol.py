@@ -69,6 +69,10 @@ class Transport(Protocol):
     def output_calls(self) -> Any:
         """The same for calls about output files."""
 
+    @property
+    def publishes(self) -> bool:
+        """Whether the calls include those of a publisher; else the service publishes."""
+
     async def run(self, call: AnyCall[T]) -> T: ...
 
     async def claim(self, request: ClaimRequest) -> ClaimResult:

@@ -164,6 +164,8 @@ class OutputFiles:
 
     def publish(self, manifest: UUID) -> None:
         """Publish what the settlement granted, in the background."""
+        if not self._transport.publishes:
+            return
         self._is_used.set()
         task = asyncio.create_task(self._publish([manifest]))
         self._publishing.add(task)

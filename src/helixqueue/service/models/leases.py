@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 import orjson
@@ -46,6 +46,15 @@ class FormerAllocationResponse(BaseModel):
     process: str
     batch_id: UUID
     device: str | None
+
+
+class OutputAnswerResponse(BaseModel):
+    answer: Literal["ok", "refused", "illegal", "conflict", "none"]
+    owner: str | None = Field(description="The worker that holds the batch, or has the name.")
+    state: State | None
+    manifest: UUID | None
+    destination: str | None
+    note: str | None = Field(description="Which name belongs to which batch.")
 
 
 class LeaseWriteResponse(BaseModel):

@@ -195,6 +195,30 @@ class SettlementItem(RequestModel):
     after_seconds: Delay | None = None
 
 
+class OpenOutputsRequest(RequestModel):
+    worker: Worker
+    lease: SealedLease
+    size: Annotated[StrictInt, Field(ge=0, le=2**62)] | None = Field(
+        None, description="Bytes that the worker is about to stage."
+    )
+
+
+class StagedFileItem(RequestModel):
+    path: Annotated[str, Field(min_length=1, max_length=900, examples=["reads/a.fastq"])]
+    size: Annotated[StrictInt, Field(ge=0, le=2**62)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class RegisterOutputsRequest(RequestModel):
+    worker: Worker
+    lease: SealedLease
+    first: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] = 0
+    staged: Annotated[list[StagedFileItem], Field(max_length=500, fail_fast=True)]
+    files: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="With the last page: the number of all files."
+    )
+
+
 class SettleRequest(RequestModel):
     worker: Worker
     settlements: Annotated[

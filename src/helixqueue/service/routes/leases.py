@@ -88,7 +88,7 @@ async def claim(
     request_log.add(worker=body.worker, queue=body.queues)
     principal.require_queue(*body.queues)
     cipher = await principal.cipher()
-    opened = _open(principal, cipher, [item.lease for item in body.settle])
+    opened = open_leases(principal, cipher, [item.lease for item in body.settle])
     settle = await _settlements(principal, service, body.settle, opened, raw_body)
     claim_call = partial(
         calls.claim,
@@ -174,7 +174,7 @@ async def settle(
     """
     request_log.add(worker=body.worker)
     cipher = await principal.cipher()
-    opened = _open(principal, cipher, [item.lease for item in body.settlements])
+    opened = open_leases(principal, cipher, [item.lease for item in body.settlements])
     settlements = await _settlements(principal, service, body.settlements, opened, raw_body)
     writes = await principal.execute(calls.settle(worker=body.worker, settlements=settlements))
     answers = _answers("settle", opened, writes, request_log)
@@ -255,7 +255,7 @@ async def _subscribe(
         service.wakeups.listen(principal.tenant, dict(zip(queues, channels, strict=True)))
 
 
-def _open(principal: PrincipalDep, cipher: TenantCipher, leases: Iterable[str]) -> Opened:
+def open_leases(principal: PrincipalDep, cipher: TenantCipher, leases: Iterable[str]) -> Opened:
     """Open leases; a token for some queues may not touch leases of others."""
     opened = {lease: cipher.open_lease(lease) for lease in leases}
     principal.require_queue(*{lease.queue for lease in opened.values() if lease is not None})
@@ -269,7 +269,7 @@ async def _write(
     request_log: RequestLogDep,
 ) -> models.LeaseWritesResponse:
     request_log.add(worker=body.worker)
-    opened = _open(principal, await principal.cipher(), body.leases)
+    opened = open_leases(principal, await principal.cipher(), body.leases)
     leases = [LeaseRef(lease.batch, lease.token) for lease in opened.values() if lease is not None]
     writes = await principal.execute(call(worker=body.worker, leases=leases))
     answers = _answers(request_log.operation, opened, writes, request_log)

@@ -186,7 +186,7 @@ def release(
 def _hold(
     verb: str, worker: str, leases: Sequence[LeaseRef], **more: str
 ) -> HttpCall[list[WriteResult]]:
-    body = {"worker": worker, "leases": [_text(lease) for lease in leases], **more}
+    body = {"worker": worker, "leases": [lease_text(lease) for lease in leases], **more}
     return post(at("work", verb), body, partial(_read_answers, "answers", leases))
 
 
@@ -203,7 +203,7 @@ def _settlements(settlements: Sequence[Settlement]) -> bytes:
 
 def write_settlement(item: Settlement) -> bytes:
     document: dict[str, Any] = {
-        "lease": _text(item),
+        "lease": lease_text(item),
         "outcome": item.outcome,
     }
     for name in ("failure", "detail", "after_seconds"):
@@ -221,7 +221,7 @@ def write_settlement(item: Settlement) -> bytes:
 def _read_answers(
     member: str, leases: Sequence[LeaseRef | Settlement], document: dict[str, Any]
 ) -> list[WriteResult]:
-    batches = {_text(lease): lease.batch for lease in leases}
+    batches = {lease_text(lease): lease.batch for lease in leases}
     return [
         WriteResult(
             batches[item["lease"]],
@@ -235,7 +235,7 @@ def _read_answers(
     ]
 
 
-def _text(lease: LeaseRef | Settlement) -> str:
+def lease_text(lease: LeaseRef | Settlement) -> str:
     """A lease as its claim returned it."""
     if not isinstance(lease.token, SealedToken):
         raise Refused("expected a lease that was claimed over HTTP, got one of a database")

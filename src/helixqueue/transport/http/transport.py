@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from helixqueue.errors import HelixError, NoSuchBatch, NoSuchQueue, Refused
+from helixqueue.errors import HelixError, NoSuchBatch, NoSuchQueue
 from helixqueue.failpoints import failpoint
 from helixqueue.operations import batch_reads, queues
 from helixqueue.operations.chunks import chunks
-from helixqueue.transport.http import calls
+from helixqueue.transport.http import calls, output_calls
 from helixqueue.transport.http.connection import AsyncHttpConnection, ServiceAddress
 from helixqueue.transport.http.derived_calls import request_of
 from helixqueue.transport.protocol import ClaimResult
@@ -41,6 +41,8 @@ class HttpTransport:
     """The connection of one worker to one service."""
 
     calls = calls
+    output_calls = output_calls
+    publishes = False
     # No database connection: a handler returns its result.
     transactions: HandlerTransactions | None = None
     async_transactions: AsyncHandlerTransactions | None = None
@@ -52,12 +54,6 @@ class HttpTransport:
         self._connection = AsyncHttpConnection(address)
         self._queues: list[str] = []
         self._mark: str | None = None
-
-    @property
-    def output_calls(self) -> Any:
-        raise Refused(
-            "output files: expected a worker with a database connection, got a worker over HTTP"
-        )
 
     def spec(self) -> dict[str, Any]:
         return {"transport": "http", "address": asdict(self._address), "worker": self.worker}
