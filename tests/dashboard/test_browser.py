@@ -110,10 +110,10 @@ def test_open_page_follows_changes_until_it_is_paused(browser, site, lab):
     with visit(browser, site) as page:
         page.goto(f"/batches?queue={lab.q}")
         assert "No batch" in page.locator("#rows").inner_text()
-        page.get_by_text("Live, ").wait_for()
+        page.locator("[data-words]", has_text="Live, ").wait_for()
         second = page.context.new_page()  # of a page that does not change now
         second.goto(page.url)
-        second.get_by_text("Live, ").wait_for()
+        second.locator("[data-words]", has_text="Live, ").wait_for()
         second.goto("/docs")
         assert second.locator("[data-pause]").is_hidden()
         lab.submit("live-1")

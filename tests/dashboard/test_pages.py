@@ -270,6 +270,18 @@ def test_export_has_the_rows_of_the_filters_and_no_formula(site, lab):
     assert f"/batches.csv?queue={lab.q}&amp;state=FAILED" in page
 
 
+def test_batches_of_a_lost_worker_are_released_together_after_a_dry_run(person, lab):
+    lab.submit("S-1", "S-2", "S-3")
+    held = [lease.batch_id for lease in lab.claim(2, worker=f"lost-{lab.q}")]
+    path = f"/select/release?worker=lost-{lab.q}&state=RUNNING"
+    assert "Release 2 batches" in person.get(path).text
+    assert [lab.history(batch_id)[-1][0] for batch_id in held] == ["RUNNING", "RUNNING"]
+    form = {"form": form_of(person), "reason": "the machine is gone"}
+    assert "2 batches were released" in person.post(path, data=form).text
+    assert [lab.history(batch_id)[-1] for batch_id in held] == [("PENDING", "released")] * 2
+    assert "No batch matches" in person.get(path).text
+
+
 def test_dry_run_lists_what_would_happen_and_changes_nothing(site, lab):
     [row] = lab.submit("S-1")
     lab.fail(*lab.claim(1), permanent=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from helixqueue.fence.key_file import create
 from helixqueue.operate.seal import SEALS
 from tests.dashboard.conftest import sign_in
@@ -15,6 +17,7 @@ def _form(person):
     return re.search(r'name="form" value="([0-9a-f]+)"', person.get("/proof").text)[1]
 
 
+@pytest.mark.usefixtures("lab")
 def test_operator_sees_the_last_seal_and_gets_one_that_a_reader_does_not(database, tmp_path):
     keys = tuple(create(tmp_path / "key"))
     place = tmp_path / "seals"
@@ -24,6 +27,7 @@ def test_operator_sees_the_last_seal_and_gets_one_that_a_reader_does_not(databas
         site = Site(database, url)
         with sign_in(site, scopes=("read", "operate", "seal")) as person:
             wait_until(lambda: "seal-000001.json" in person.get("/proof").text)
+            assert re.search(r">Sealed \d+ s ago<", person.get("/").text)
             answer = person.post("/proof/seal", data={"form": _form(person)})
             assert "Seal 2" in person.get("/proof").text
         [first] = SEALS.read(place)

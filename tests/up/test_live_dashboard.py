@@ -40,7 +40,7 @@ def test_pages_of_the_live_demo_agree_with_its_ledger_and_end_with_it(tmp_path):
             page.goto("/workers")
             shown = page.locator("#workers tbody").inner_text()
             assert all(name in shown for name in listed)
-            page.get_by_text("Live, ").wait_for()
+            page.locator("[data-words]", has_text="Live, ").wait_for()
             code, log = running.stopped(signal.SIGINT)
     assert code == Exit.OK
     killed = re.findall(r"killed worker (\S+) while", log)

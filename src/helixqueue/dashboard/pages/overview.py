@@ -43,6 +43,7 @@ async def overview(page: PageDep) -> Response:
         first_minute=series.total.submitted and not any(map(_something, series.points)),
         late_writes=[(row, picture(row, page.now)) for row in late.rows],
         checked=next(iter(checks.rows), None),
+        sealed=None if page.service.sealing is None else page.service.sealing.last,
     )
 
 
