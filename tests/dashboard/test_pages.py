@@ -13,6 +13,8 @@ import pytest
 
 from helixqueue import HelixQueue, Machine
 from helixqueue.dashboard.navigation import SECTIONS
+from helixqueue.dashboard.pages import proof
+from helixqueue.operate.check import CheckResult, invariants
 from tests.dashboard.conftest import form_of, sign_in
 from tests.dashboard.hostile_data import CORPUS, fill
 from tests.support.lab import POOLED
@@ -221,6 +223,13 @@ def test_batch_shows_its_published_files_and_the_attempt_that_wrote_them(site, l
         "6868686868686868",
     ):
         assert shown in panel, shown
+
+
+def test_queue_that_waits_too_long_contradicts_no_promise_about_effects():
+    found = {"pending_stalled": 2, "lease_stuck": 1, "work_doubled": 1, "queue_missing": 0}
+    results = [CheckResult(name, "G6", count, "", "") for name, count in found.items()]
+    assert [result.name for result in proof.contradicting(results)] == ["work_doubled"]
+    assert set(invariants()) >= proof.WAITING
 
 
 def test_recorded_run_names_the_person_and_can_be_shown_again(site):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.responses import Response
 
 from helixqueue.dashboard.page import PageDep, page_router, view
+from helixqueue.dashboard.pages.proof import contradicting, described
 from helixqueue.dashboard.plots import Series, plot
 from helixqueue.dashboard.timeline import mini
 from helixqueue.operations import overview as operations
@@ -34,7 +35,8 @@ async def overview(page: PageDep) -> Response:
         return await page.show("first_steps.html")
     series = await page.ask(operations.show_series)
     late = await page.ask(operations.list_refusals, limit=LATE_WRITES)
-    checks = await page.ask(list_checks, limit=1)
+    checked = next(iter((await page.ask(list_checks, limit=1)).rows), None)
+    results = [] if checked is None else described(checked)
     return await page.show(
         "overview.html",
         overview=found,
@@ -42,7 +44,9 @@ async def overview(page: PageDep) -> Response:
         throughput=throughput(since_first(series), height=190),
         first_minute=series.total.submitted and not any(map(_something, series.points)),
         late_writes=[(row, picture(row, page.now)) for row in late.rows],
-        checked=next(iter(checks.rows), None),
+        checked=checked,
+        results=results,
+        contradicting=contradicting(results),
         sealed=None if page.service.sealing is None else page.service.sealing.last,
     )
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from helixqueue.records.check import CheckRun
 
 routes = page_router()
+WAITING: Final = {"pending_stalled", "lease_not_reaped", "lease_stuck"}
 RUNS: Final = 8
 PROMISES: Final = {
     "G1": "One batch", "G2": "One owner", "G3": "No silent change", "G4": "Replay",
@@ -40,6 +41,7 @@ async def proof(
         shown=shown,
         results=results,
         found=[result for result in results if result.count],
+        contradicting=contradicting(results),
         groups=by_promise(results),
         keys=[key.public() for key in page.service.settings.keys],
         sealed=None if page.service.sealing is None else page.service.sealing.last,
@@ -79,6 +81,11 @@ def described(run: CheckRun) -> list[CheckResult]:
             CheckResult(row.name, promise, row.count, means, action, witnesses, row.skipped)
         )
     return found
+
+
+def contradicting(results: list[CheckResult]) -> list[CheckResult]:
+    """Those that found more than waiting: what waits too long takes effect later, and once."""
+    return [result for result in results if result.count and result.name not in WAITING]
 
 
 def by_promise(results: list[CheckResult]) -> list[tuple[str, str, list[CheckResult]]]:
