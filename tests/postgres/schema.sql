@@ -7203,7 +7203,7 @@ ALTER FUNCTION helix.number_that_fits(p_tenants helix.tenant_lanes[], p_free hel
 CREATE FUNCTION helix.occupied_names(p_destination text, p_run bigint) RETURNS text[]
     LANGUAGE sql STABLE
     AS $$
-  select array_agg(format('%s (run %s)', n.uri, n.name)) from (
+  select array_agg(format('%s (run %s)', n.uri, n.name) order by n.uri) from (
     select m.destination || '/' || o.path as uri, r.name
     from helix.run r
     join helix.manifest m on m.run = r.id

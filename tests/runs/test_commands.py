@@ -10,6 +10,7 @@ import re
 import pytest
 
 from helixqueue import HelixQueue
+from helixqueue.runs.spec import load_spec
 from tests.support.cli import run_in_process
 from tests.support.duties import run_duty
 from tests.support.lab import Lab, new_database
@@ -94,6 +95,16 @@ def test_run_is_started_shown_and_waited_for(words):
         "books/a.txt",
     ]
     assert name in words.helixq("run", "list").out
+
+
+def test_spec_is_stored_as_received_and_as_run(words):
+    spec = words.books("a.txt").spec(datum_tries=3, transform={"cmd": ["wc"], "env": {"A": "b"}})
+    name = words.start("--egress", f"{words.root}/else", spec=spec).out.strip()
+    shown = words.helixq("run", "show", name, "--json").json
+    assert json.loads(shown["received"]) == spec
+    spec["egress"]["URI"] = f"{words.root}/else"
+    assert load_spec(shown["spec"]) == load_spec(json.dumps(spec))
+    assert load_spec(shown["spec"]).as_run() == shown["spec"]
 
 
 def test_same_key_is_the_same_run_and_each_command_makes_its_own(words):

@@ -129,3 +129,31 @@ def test_files_of_a_failed_attempt_never_get_a_name(runs):
     seal(runs)
     assert runs.advance(run).state == "done"
     assert [file.path for file in runs.helix.run_outputs(run.name)] == ["2.txt"]
+
+
+def test_clean_up_of_a_lost_attempt_leaves_the_next_one_alone(runs):
+    """Two clean-ups at once, the slower one while the next attempt has registered its files."""
+    run = runs.start("a", tries=2)
+    [lost] = runs.lab.claim()
+    register(runs, lost, "1.txt")
+    pass_time(runs.lab.database, lost.batch)
+    [again] = runs.lab.claim()
+    assert register(runs, again, "1.txt", "2.txt").answer == "ok"
+    [old] = [row for row in runs.helix.manifests(batch=lost.batch_id) if row.attempt == 1]
+    for _ in range(2):
+        runs.lab.run(outputs.take_outputs(limit=20, manifests=[old.manifest]))
+        runs.lab.run(outputs.end_outputs(manifest=old.manifest, outcome="cleaned"))
+    runs.lab.complete(again)
+    seal(runs)
+    assert runs.advance(run).state == "done"
+    assert sorted(file.path for file in runs.helix.run_outputs(run.name)) == ["1.txt", "2.txt"]
+
+
+def test_token_of_one_datum_registers_nothing_for_another(runs):
+    run = runs.start("a", "b")
+    first, second = runs.lab.claim(2)
+    stolen = first._replace(token=second.own_token)
+    assert register(runs, stolen, "1.txt").answer == "refused"
+    runs.lab.complete(first, second)
+    assert runs.advance(run).state == "done"
+    assert list(runs.helix.run_outputs(run.name)) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from helixqueue import HelixQueue
@@ -229,3 +231,39 @@ def test_ledger_and_counts_stay_consistent(runs, database):
     runs.advance(run)
     make_all_due(runs.lab)
     proven(database)
+
+
+def test_second_attempt_of_the_same_worker_has_another_token(runs, database):
+    runs.start("a", tries=2)
+    [first] = runs.lab.claim()
+    pass_time(database, first.batch)
+    [second] = runs.lab.claim()
+    assert (second.batch, second.attempt) == (first.batch, 2)
+    [late] = runs.lab.complete(first)
+    assert late.answer == "refused"
+    [answer] = runs.lab.complete(second)
+    assert answer.answer == "ok"
+
+
+def test_error_of_every_attempt_stays_on_record(runs):
+    runs.start("a", tries=3)
+    for number in (1, 2):
+        [lease] = runs.lab.claim()
+        runs.lab.fail(lease, failure="exit 3", detail=f"attempt {number} broke")
+    [lease] = runs.lab.claim()
+    runs.lab.complete(lease)
+    batch = runs.helix.batch(lease.batch_id)
+    details = [event.detail for event in batch.events if event.reason == "failed"]
+    assert details == ["attempt 1 broke", "attempt 2 broke"]
+    assert (str(batch.state), batch.failure) == ("COMPLETED", None)
+
+
+def test_failed_datum_is_claimable_within_seconds(database, helix):
+    settings = Runs(database, helix, backoff_seconds=2)
+    with settings.lab as lab:
+        run = settings.start("a", tries=2)
+        lab.fail(*lab.claim(), failure="exit 1")
+        [waiting] = helix.datums(run.name)
+        assert waiting.cause == "delay"
+        seconds = (waiting.due - datetime.now(UTC)).total_seconds()
+        assert seconds <= 2

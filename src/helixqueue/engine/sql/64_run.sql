@@ -29,7 +29,7 @@ $$;
 -- Final names below a destination that batches of other runs have, as many as a message shows.
 create function helix.occupied_names(p_destination text, p_run bigint) returns text[]
 language sql stable as $$
-  select array_agg(format('%s (run %s)', n.uri, n.name)) from (
+  select array_agg(format('%s (run %s)', n.uri, n.name) order by n.uri) from (
     select m.destination || '/' || o.path as uri, r.name
     from helix.run r
     join helix.manifest m on m.run = r.id
