@@ -122,11 +122,8 @@ class YamlDocument:
             inside = any(len(place) > len(loc) and place[: len(loc)] == loc for place in places)
             if detail["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
                 self._add_unknown_name(loc)
-            elif detail["type"] == "missing":
-                self.add(loc, f"a value for {loc[-1]}", "none")
             elif detail["type"] != "too_short" or not inside:
-                expected = detail["msg"].removeprefix("Input should be ")
-                self.add(loc, _EXPECTED.get(detail["type"], expected), ascii(detail["input"])[:60])
+                self.add(loc, *expected_and_got(detail))
 
     def _add_unknown_name(self, loc: Loc) -> None:
         names = self._names(loc)
@@ -170,6 +167,16 @@ class YamlDocument:
             self._key_lines[place] = key.start_mark.line + 1
             data[name] = self._read(value, place)
         return data
+
+
+def expected_and_got(detail: ErrorDetails) -> tuple[str, str]:
+    """The words of a fault that pydantic found. The value of an unknown name may be a secret."""
+    if detail["type"] == "missing":
+        return f"a value for {detail['loc'][-1]}", "none"
+    if detail["type"] == "extra_forbidden":
+        return "no member of this name", "one"
+    expected = detail["msg"].removeprefix("Input should be ")
+    return _EXPECTED.get(detail["type"], expected), ascii(detail["input"])[:60]
 
 
 def _encodable(value: Any) -> Any:  # noqa: ANN401 - whatever YAML makes of it

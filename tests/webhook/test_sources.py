@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -63,6 +64,7 @@ def test_every_fault_of_a_file_has_its_line():
         (("order: time", "order: newest"), 11, "'version', 'time' or 'none'"),
         (("        version: /created\n", ""), 6, "entity and version for `order: time`"),
         (("identity: /data/object/id", "identity: data.id"), 8, "a JSON Pointer"),
+        (("identity: /data/object/id", "identity: /a~2b"), 8, "a JSON Pointer"),
         (("    id: x-event\n", ""), 12, "`id` for the scheme hmac"),
         (("timestamp: X-Time", "secret: abc"), 15, "one of header, prefix"),
         ((", timestamp: X-Time}", "}\n    keep_days: 30"), 12, "no keep_days"),
@@ -125,3 +127,25 @@ def test_token_of_other_queues_neither_defines_nor_sees_a_source(site, source_of
 def test_repeated_rotation_with_the_same_secret_changes_nothing(source_of):
     source = source_of("stripe")
     assert source.rotate() == source.rotate() == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mappings": None}, "mappings: expected a list, got None"),
+        ({"scheme": "md5"}, "'hmac', got 'md5'"),
+        ({"secret": "abc"}, "secret: expected no member of this name, got one"),
+        ({"keep_days": 1}, "keep_days: expected a number of days from 7 to 3650, got 1"),
+        ({"mappings": [{"queue": "q"}]}, "events: expected a value for events, got none"),
+    ],
+)
+def test_fault_of_a_definition_in_json_names_its_place(change, words):
+    with pytest.raises(Refused, match=re.escape(words)):
+        source_of(definition("stripe", "q") | {"name": "stripe"} | change)
+
+
+def test_definition_that_is_too_large_is_refused_with_its_size():
+    events = [f"{'e' * 190}{number}" for number in range(400)]
+    source = source_of(definition("stripe", "q", mapping={"events": events}) | {"name": "stripe"})
+    with pytest.raises(Refused, match="at most 65536 bytes, got 7"):
+        source.text()

@@ -9,6 +9,7 @@ A source is declared in YAML (`source_file.py`) or in Python:
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -26,7 +27,9 @@ from helixqueue.errors import Refused
 from helixqueue.fence.policy import DAY, Between, HeaderName, Matching
 from helixqueue.records.parameter import NAME_PATTERN
 from helixqueue.webhook.schemes import HmacLayout, SchemeName, signs_timestamp
+from helixqueue.yaml_document import expected_and_got
 
+DEFINITION_BYTES_MAX: Final = 65_536
 FOR_EVER_SECONDS: Final = 3e9  # 95 years
 # Days for which deliveries are remembered: three times the provider's retry horizon, at least 7.
 KEEP_DAYS: Final = {"standard": 14.0, "stripe": 9.0, "slack": 7.0, "hmac": 14.0}
@@ -35,10 +38,11 @@ ANSWER_SECONDS: Final = {"standard": 9.0, "stripe": 9.0, "github": 9.0, "slack":
 EVERY: Final = "*"
 _CONFIG = ConfigDict(extra="forbid", frozen=True, strict=True)
 _Name = Annotated[str, Matching(NAME_PATTERN[1:-1], "a name such as stripe-live")]
-_Pointer = Annotated[str, Matching(r"(/[^/]{0,100}){1,16}", "a JSON Pointer such as /data/id")]
+_POINTER = r"(/([^/~]|~[01]){0,100}){1,16}"
+_Pointer = Annotated[str, Matching(_POINTER, "a JSON Pointer such as /data/id")]
 _Place = Annotated[
     str,
-    Matching(r"(/[^/]{0,100}){1,16}|[A-Za-z0-9-]{1,100}", "a JSON Pointer or the name of a header"),
+    Matching(rf"{_POINTER}|[A-Za-z0-9-]{{1,100}}", "a JSON Pointer or the name of a header"),
 ]
 _EventType = Annotated[str, Matching(r"[!-~]{1,200}", "an event type such as invoice.paid, or *")]
 
@@ -148,8 +152,14 @@ class WebhookSource(BaseModel):
         return next(named, None) or next(every, None)
 
     def text(self) -> str:
-        """The definition as it is stored."""
-        return self.model_dump_json(exclude_defaults=True)
+        """The definition as it is stored; raises `Refused` if it is too large."""
+        text = self.model_dump_json(exclude_defaults=True)
+        if len(text.encode()) > DEFINITION_BYTES_MAX:
+            raise Refused(
+                f"webhook {self.name}: expected a definition of at most {DEFINITION_BYTES_MAX} "
+                f"bytes, got {len(text.encode())}; split it into several sources"
+            )
+        return text
 
 
 @lru_cache(maxsize=256)
@@ -159,14 +169,12 @@ def stored_source(definition: str) -> WebhookSource:
 
 def source_of(definition: Any) -> WebhookSource:  # noqa: ANN401 - JSON
     """The source that JSON describes; raises `Refused` with every fault."""
-    import json  # noqa: PLC0415 - only here
-
     try:
         return WebhookSource.model_validate_json(json.dumps(definition), strict=True)
     except ValidationError as error:
-        faults = [
-            f"{'.'.join(map(str, detail['loc'])) or 'source'}: expected "
-            f"{detail['msg'].removeprefix('Input should be ')}, got {ascii(detail['input'])[:60]}"
-            for detail in error.errors()
-        ]
-        raise Refused("webhook: " + "; ".join(faults[:20])) from None
+        faults = []
+        for detail in error.errors()[:20]:
+            expected, got = expected_and_got(detail)
+            place = ".".join(map(str, detail["loc"])) or "source"
+            faults.append(f"{place}: expected {expected}, got {got}")
+        raise Refused("webhook: " + "; ".join(faults)) from None
