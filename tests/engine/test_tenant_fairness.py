@@ -179,7 +179,7 @@ def test_queue_whose_first_submission_met_a_locked_lane_gets_its_share_after_the
     """The tenants that are listed could fill every claim for ever."""
     submit_while_the_lane_is_locked(lab, database)
     assert Counter(claimed([lab], 3, 12)) == {"busy1": 6, "busy2": 6}
-    assert run_duty(lab, "sweep") is None  # every minute
+    assert run_duty(lab, "sweep") is None  # every 15 s
     assert Counter(claimed([lab], 3, 30)) == {"busy1": 10, "busy2": 10, "locked": 10}
 
 

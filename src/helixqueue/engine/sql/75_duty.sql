@@ -23,7 +23,7 @@ insert into helix.duty (duty, every, of_claims) values
   ('promote', '250 ms', true),   -- waiting batches whose cause no longer holds
   ('expire',  '2 s', true),      -- batches not started in time
   ('answers', '15 s', true),    -- counts of answers that changed nothing, of minutes that are over
-  ('sweep',   '60 s', true),     -- old request ids, login codes, workers and lanes
+  ('sweep',   '15 s', true),     -- lists of queues in lanes; old request ids, login codes, workers and lanes
   ('runs',    '1 s', true),      -- counts of runs; stops, cancels and ends them
   ('fences',  '10 s', false),    -- fences past their lease, answers and tombstones past their time
   ('retire',  '10 s', false),    -- finished batches and decisions past what their queue keeps
