@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from helixqueue.engine import calls
+from helixqueue.engine import calls, devices
 from helixqueue.records.submission import SubmissionRow
 from tests.support.duties import run_duty
 from tests.support.lab import Lab, completion, engine_function
@@ -482,3 +482,32 @@ def test_metric_counts_requirements_that_no_worker_has(lab, host, fleet):
         )
         == 2
     )
+
+
+# --- reads ----------------------------------------------------------------------------------------
+
+
+def test_list_of_devices_shows_model_holder_and_faults(lab, host, fleet):
+    fleet("gpu", pool(host, T4, A100, A100_2 | {"fault": "ECC errors"}))
+    lab.submit("s1", requires=gpu(gpu_vram_gb=40))
+    [lease] = lab.claim(free=pool(host, T4, A100))
+    rows = [row for row in lab.run(devices.devices(tenant="a")) if row.host == host]
+    assert [(row.device, row.model, row.vram_gb, row.status, row.batch_id) for row in rows] == [
+        ("GPU-t4", "Tesla T4", pytest.approx(16.1), "free", None),
+        ("GPU-a100", A100["model"], pytest.approx(85.9), "held", lease.batch_id),
+        ("GPU-a100-2", A100["model"], pytest.approx(85.9), "unhealthy: ECC errors", None),
+    ]
+    assert (rows[1].identity, rows[1].worker) == (("s1",), "w1")
+    lose(lab, lease)
+    [row] = [row for row in lab.run(devices.devices(tenant="a"))
+             if (row.host, row.device) == (host, "GPU-a100")]  # fmt: skip
+    assert row.status == "waits for its former process"
+
+
+def test_other_tenant_sees_that_a_device_is_held_and_not_by_what(lab, host, database, fleet):
+    fleet("all", pool(host, T4))
+    lab.submit("secret", requires=gpu())
+    lab.claim(free=pool(host, T4))
+    with Lab(database, "app_b") as other:
+        [row] = [row for row in other.run(devices.devices(tenant="b")) if row.host == host]
+    assert (row.status, row.identity, row.batch_id, row.worker) == ("held", (), None, None)

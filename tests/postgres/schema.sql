@@ -5831,6 +5831,17 @@ $$;
 
 ALTER FUNCTION helix.is_first_step(p_version integer, p_state helix.state, p_reason helix.reason, p_step boolean, p_attempt smallint, p_late boolean, p_before bigint, p_number bigint, p_nonce bigint, p_version_before integer, p_from helix.state, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text) OWNER TO helix_engine;
 
+-- Name: is_held(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.is_held(p_host text, p_device text) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select exists (select from helix.allocation a where a.host = p_host and a.device = p_device)
+$$;
+
+ALTER FUNCTION helix.is_held(p_host text, p_device text) OWNER TO helix_engine;
+
 -- Name: is_match(helix.requirement_class, helix.device); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.is_match(p_class helix.requirement_class, p_device helix.device) RETURNS boolean
@@ -9532,6 +9543,40 @@ CREATE FUNCTION helix.read_deliveries_v1(p_tenant text, p_source text, p_before 
 $$;
 
 ALTER FUNCTION helix.read_deliveries_v1(p_tenant text, p_source text, p_before bigint, p_limit integer) OWNER TO helix_reader;
+
+-- Name: read_devices_v1(text); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_devices_v1(p_tenant text) RETURNS TABLE(host text, device text, place integer, model text, vram_gb real, cc real, fault text, seen_at timestamp with time zone, held boolean, worker text, public_id uuid, queue text, identity text, since timestamp with time zone, ended_at timestamp with time zone)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    with report as materialized (
+      select w.free ->> 'host' as host, w.free, w.last_seen from helix.worker w
+      where w.tenant in (p_tenant, '*') and w.free ? 'host' and w.last_seen > clock_timestamp() - interval '1 day'
+      order by w.tenant, w.name limit 1000
+    ),
+    newest as (
+      select distinct on (r.host) r.host, r.free, r.last_seen from report r order by r.host, r.last_seen desc
+    )
+    select n.host, d.uuid, d.index, d.model, d.vram_gb, d.cc,
+           coalesce((select h.withdrawn ->> d.uuid from helix.host h where h.name = n.host), d.fault), n.last_seen,
+           helix.is_held(n.host, d.uuid), a.worker, helix.public_id(b.key), q.name, b.identity::text, a.at, a.ended_at
+    from newest n
+    cross join lateral helix.devices_of(n.free) d
+    left join lateral (select * from helix.allocation l where l.host = n.host and l.device = d.uuid limit 1) a on true
+    left join lateral (select * from helix.batch l where l.id = a.batch limit 1) b on true
+    left join helix.queue q on q.id = b.queue
+    order by n.host, d.index, d.uuid limit 1000;
+end
+$$;
+
+ALTER FUNCTION helix.read_devices_v1(p_tenant text) OWNER TO helix_reader;
 
 -- Name: read_duties_v1(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -19707,6 +19752,11 @@ REVOKE ALL ON FUNCTION helix.is_empty(p_queue integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.is_first_step(p_version integer, p_state helix.state, p_reason helix.reason, p_step boolean, p_attempt smallint, p_late boolean, p_before bigint, p_number bigint, p_nonce bigint, p_version_before integer, p_from helix.state, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text) FROM PUBLIC;
 
+-- Name: FUNCTION is_held(p_host text, p_device text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.is_held(p_host text, p_device text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.is_held(p_host text, p_device text) TO helix_reader;
+
 -- Name: FUNCTION is_match(p_class helix.requirement_class, p_device helix.device); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.is_match(p_class helix.requirement_class, p_device helix.device) FROM PUBLIC;
@@ -20304,6 +20354,12 @@ GRANT ALL ON FUNCTION helix.read_contents_v1(p_ids uuid[]) TO helix_payloads;
 REVOKE ALL ON FUNCTION helix.read_deliveries_v1(p_tenant text, p_source text, p_before bigint, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_deliveries_v1(p_tenant text, p_source text, p_before bigint, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_deliveries_v1(p_tenant text, p_source text, p_before bigint, p_limit integer) TO helix_read;
+
+-- Name: FUNCTION read_devices_v1(p_tenant text); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_devices_v1(p_tenant text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_devices_v1(p_tenant text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_devices_v1(p_tenant text) TO helix_read;
 
 -- Name: FUNCTION read_duties_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 

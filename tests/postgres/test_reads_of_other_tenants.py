@@ -156,6 +156,7 @@ CASES = {
         walk("run", "p_run => 7"),
         walk("run", "p_run => 7", "p_tenant => 'b'"),
     ],
+    "read_devices_v1": ["helix.read_devices_v1('b')"],
     "read_workers_v1": ["helix.read_workers_v1()", "helix.read_workers_v1('b')"],
     "read_changes_v1": [
         f"helix.read_changes_v1({FIRST}, 0, 0, null, 1000000000)",

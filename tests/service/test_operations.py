@@ -111,6 +111,7 @@ TABLE = {
     "release_batch": Case("operate", 200, REASON),
     "erase_batch": Case("operate", 200, REASON),
     "list_workers": Case("read", 200),
+    "list_devices": Case("read", 200),
     "show_worker": Case("read", 200),
     "list_queues": Case("read", 200),
     "show_queue": Case("read", 200),

@@ -194,7 +194,7 @@ def record_reads(record, lab):
     record("list_batches", queue="basecall", state="COMPLETED", limit=2)
     for name in (
         "list_identities", "list_refused", "list_queues", "show_queue", "show_settings",
-        "list_workers", "list_refusals", "list_activity",
+        "list_workers", "list_devices", "list_refusals", "list_activity",
     ):  # fmt: skip
         record(name)
     record("show_worker", worker="gpu-1")

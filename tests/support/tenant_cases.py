@@ -266,6 +266,7 @@ READS = {
         {"tenant": "b", "queue": f"{WORD}-queue"},
     ],
     "read_workers_v1": lambda _: [{}, {"tenant": "b"}],
+    "read_devices_v1": lambda _: [{"tenant": "b"}],
     "read_ledgers_v1": lambda _: [{"tenant": "b"}],
     "read_ledger_events_v1": lambda _: [
         {"tenant": "b", "ledger": "shared"},

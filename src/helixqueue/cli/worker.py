@@ -1,14 +1,18 @@
-"""`helixq worker list | show`."""
+"""`helixq worker list | show | withdraw | return`."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from helixqueue.cli import show, times, unicode_diff
+from helixqueue.cli import connection, options, show, times, unicode_diff
+from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
+from helixqueue.cli.options import argument
+from helixqueue.engine import devices
+from helixqueue.errors import Refused
 from helixqueue.operations import workers
 
 if TYPE_CHECKING:
@@ -16,13 +20,17 @@ if TYPE_CHECKING:
 
     from helixqueue.cli.operation import Runner
     from helixqueue.records.batch import BatchRow
+    from helixqueue.records.device import DeviceRow
     from helixqueue.records.page import Page
     from helixqueue.records.worker import WorkerDetail, WorkerRow
 
-app = typer.Typer(no_args_is_help=True, help="Workers: list, show.")
+app = typer.Typer(no_args_is_help=True, help="Workers: list, show, withdraw, return.")
+_NO_SERVICE: Final = "a host serves several tenants; run it with --dsn or --data"
+Host = Annotated[str, argument("HOST", "Host as its workers name it.")]
+Device = Annotated[str, argument("DEVICE", "UUID of the device.")]
 
 # Members of a report that are not resources.
-_NOT_RESOURCES: Final = {"health", "progress"}
+_NOT_RESOURCES: Final = {"health", "progress", "devices", "grace_seconds", "reserve_seconds"}
 _NAMED_BATCHES: Final = 3  # identities per worker in a list
 _BUSY_WORKERS: Final = 100  # a list reads the batches of this many workers
 
@@ -44,10 +52,28 @@ def _list(page: Page[WorkerRow], *, ask: Runner) -> None:
         empty="no workers",
         optional=("last report", "resources", "leases", "login"),
     )  # fmt: skip
+    if any("host" in row.free for row in page.rows):
+        show.line("\nDevices", "bold")
+        _show_devices(ask(workers.list_devices).rows)
+
+
+def _show_devices(rows: Sequence[DeviceRow]) -> None:
+    show.table(
+        ("host", "device", "model", "GB", "state", "working on", "since", "worker"),
+        [
+            (row.host, row.device, row.model, f"{row.vram_gb:g}", row.status,
+             unicode_diff.identity_text(row.identity) if row.queue else "", row.since or "",
+             row.worker or "")
+            for row in rows
+        ],
+        ["red" if row.fault else "bold" if row.held else "" for row in rows],
+        empty="no devices",
+        optional=("worker", "since", "GB"),
+    )  # fmt: skip
 
 
 @verb(app, "show", workers.show_worker, example="helixq worker show gpu-1", every_tenant=True)
-def _show(row: WorkerDetail) -> None:
+def _show(row: WorkerDetail, *, ask: Runner) -> None:
     health = row.free.get("health")
     counts = health if isinstance(health, dict) else {}
     facts = {
@@ -88,6 +114,37 @@ def _show(row: WorkerDetail) -> None:
         first="identity",
         optional=("progress", "deadline", "queue", "attempt"),
     )
+    if "host" in row.free:
+        found = ask(workers.list_devices).rows
+        show.line("\nDevices of its host", "bold")
+        _show_devices([device for device in found if device.host == row.free["host"]])
+
+
+@command(app, "withdraw", example='helixq worker withdraw gpu-1 GPU-5a1e --reason "ECC errors"')
+@connection.database_only(_NO_SERVICE)
+def _withdraw(
+    host: Host, device: Device, *, reason: options.Reason, as_json: options.AsJson = False
+) -> None:
+    """Hand out a device no more. A lease that holds it keeps it. Needs an operator's login."""
+    _set_withdrawn(host, device, reason, as_json=as_json)
+
+
+@command(app, "return", example="helixq worker return gpu-1 GPU-5a1e")
+@connection.database_only(_NO_SERVICE)
+def _return(host: Host, device: Device, *, as_json: options.AsJson = False) -> None:
+    """Hand out a device again that was withdrawn. Needs an operator's login."""
+    _set_withdrawn(host, device, None, as_json=as_json)
+
+
+def _set_withdrawn(host: str, device: str, reason: str | None, *, as_json: bool) -> None:
+    with connection.open_database() as database:
+        found = database.run(devices.withdraw(host=host, device=device, reason=reason))
+    if not found:
+        raise Refused(f"expected a device that is withdrawn, got {device} of {host}")
+    if as_json:
+        show.as_json({"host": host, "device": device, "withdrawn": reason})
+    else:
+        show.line(f"{device} of {host}: {'handed out again' if reason is None else 'withdrawn'}")
 
 
 def _working_on(row: WorkerRow, held: Sequence[BatchRow]) -> str:

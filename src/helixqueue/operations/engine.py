@@ -9,14 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "calls", "check_runs", "duties", "fences", "identities", "ledgers", "letters", "metrics",
-    "outputs", "overview", "reads", "runs", "seals", "service_calls", "tokens", "webhooks",
+    "calls", "check_runs", "devices", "duties", "fences", "identities", "ledgers", "letters",
+    "metrics", "outputs", "overview", "reads", "runs", "seals", "service_calls", "tokens",
+    "webhooks",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from helixqueue.engine import (
         calls,
         check_runs,
+        devices,
         duties,
         fences,
         identities,

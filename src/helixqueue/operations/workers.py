@@ -11,6 +11,7 @@ from helixqueue.operations import engine
 from helixqueue.operations.batch_reads import list_batches
 from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
+from helixqueue.records.device import DeviceRow
 from helixqueue.records.page import Page
 from helixqueue.records.parameter import MAX_PAGE, Cursor, Limit, Param, aware
 from helixqueue.records.worker import WorkerDetail, WorkerRow
@@ -61,6 +62,17 @@ def list_workers(
         completed, failed = days.get(row.name, (0, 0))
         counted.append(replace(row, completed_today=completed, failed_today=failed))
     return replace(page, rows=tuple(counted))
+
+
+@operation("GET /v1/devices", scope="read")
+def list_devices(operations: Operations) -> Instructions[Page[DeviceRow]]:
+    """List the GPUs that workers described in the last day, by host, and what holds each.
+
+    The workers of a host share its devices. A device that a lease of another tenant holds is
+    shown as held, without its batch. The first 1,000.
+    """
+    rows = yield from operations.ask(engine.devices.devices(tenant=operations.tenant))
+    return Page(rows, None)
 
 
 def without_batch_details(worker: WorkerDetail) -> WorkerDetail:

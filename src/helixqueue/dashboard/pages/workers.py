@@ -34,8 +34,10 @@ async def workers(page: PageDep, after: After = None, *, ended: bool = False) ->
     since = None if ended else page.now - SINCE
     found = await page.ask(operations.list_workers, since=since, after=after, limit=200)
     rows = sorted(found.rows, key=lambda row: (ORDER.index(row.status), row.name))
+    devices = () if ended else (await page.ask(operations.list_devices)).rows
     return await page.show(
         "workers.html",
+        devices=devices,
         lines=[(row, is_alive(row), squares(row)) for row in rows],
         alive=sum(map(is_alive, rows)),
         next=found.next,

@@ -126,7 +126,7 @@ grant execute on function helix.locate(uuid[]), helix.state_of(bigint),
 grant execute on function helix.requires_of(integer), helix.demand_parallel, helix.shape, helix.demand_payloads,
   helix.audited_rows(), helix.all_metrics, helix.worker_status,
   helix.missing(text, text, jsonb), helix.meets, helix.fits, helix.is_match, helix.devices_needed, helix.devices_of,
-  helix.requirement_of, helix.resources_of, helix.run_counts
+  helix.requirement_of, helix.resources_of, helix.is_held, helix.run_counts
   to helix_reader;
 
 -- Which scope may execute which function: a new function `..._v1` gets its line here, and the migration fails
@@ -211,6 +211,7 @@ begin
       ('read_events_v1',         'read'),
       ('read_queues_v1',         'read'),
       ('read_workers_v1',        'read'),
+      ('read_devices_v1',        'read'),
       ('read_changes_v1',        'read'),
       ('read_changes_lost_v1',   'read'),
       ('change_mark_v1',         'read'),
