@@ -12,7 +12,7 @@ from tests.support.service import Site, serving, settings_for
 
 NAMES = {
     "reap", "promote", "expire", "fences", "retire", "archive", "sweep", "answers", "metrics",
-    "reconcile", "audit",
+    "reconcile", "audit", "runs",
 }  # fmt: skip
 
 
