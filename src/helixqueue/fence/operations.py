@@ -6,7 +6,6 @@ The operations stand here and not in `operations/`, because receipts and stored 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -78,16 +77,7 @@ DryRun = Annotated[bool, Param("Show what would be resolved; change nothing.")]
 Calls = Annotated[list[FenceCall], Param("Calls, each evaluated separately.", length=500)]
 
 
-def without_answer(fence: FenceRow) -> FenceRow:
-    """A fence for tokens without the scope payloads: errors and digests are left out."""
-    hidden = replace(fence, detail=None, form=None, digest=None, fingerprint=None, sealed_at=None)
-    if isinstance(hidden, FenceDetail):
-        history = [replace(event, detail=None) for event in hidden.history]
-        return replace(hidden, receipt_document=None, history=history)
-    return hidden
-
-
-@operation("GET /v1/fences", scope="read", redact=without_answer)
+@operation("GET /v1/fences", scope="read")
 def list_fences(
     operations: Operations,
     *,
@@ -112,7 +102,7 @@ def list_fences(
     )
 
 
-@operation("GET /v1/fences/{fence}", scope="read", raises=[NoSuchFence], redact=without_answer)
+@operation("GET /v1/fences/{fence}", scope="read", raises=[NoSuchFence])
 def show_fence(operations: Operations, fence: FenceKey) -> Instructions[FenceDetail]:
     """Show a fence with its history and its receipt.
 
@@ -132,7 +122,6 @@ def show_fence(operations: Operations, fence: FenceKey) -> Instructions[FenceDet
     "POST /v1/fences/{fence}/resolve",
     scope="operate",
     raises=[NoSuchFence, NotInDoubt],
-    redact=without_answer,
     fenced=True,
 )
 def resolve_fence(

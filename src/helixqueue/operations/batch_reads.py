@@ -114,24 +114,7 @@ WithResult = Annotated[
 ]
 
 
-def without_detail(row: BatchRow | OutcomeRow) -> BatchRow | OutcomeRow:
-    """A batch for tokens without the scope payloads: workers write payloads into details."""
-    return replace(row, detail=None)
-
-
-def without_details(batch: BatchDetail) -> BatchDetail:
-    """As `without_detail`, also in the history."""
-    return replace(
-        batch,
-        detail=None,
-        events=tuple(replace(event, detail=None) for event in batch.events),
-        attempts=tuple(replace(attempt, detail=None) for attempt in batch.attempts),
-        decisions=tuple(replace(decision, detail=None) for decision in batch.decisions),
-        differences=tuple(replace(row, changes=None) for row in batch.differences),
-    )
-
-
-@operation("GET /v1/batches", scope="read", raises=[InvalidIdentity], redact=without_detail)
+@operation("GET /v1/batches", scope="read", raises=[InvalidIdentity])
 def list_batches(
     operations: Operations,
     *,
@@ -169,7 +152,7 @@ def list_batches(
     )
 
 
-@operation("GET /v1/batches/{batch_id}", scope="read", raises=[NoSuchBatch], redact=without_details)
+@operation("GET /v1/batches/{batch_id}", scope="read", raises=[NoSuchBatch])
 def show_batch(
     operations: Operations, batch_id: BatchId, *, payload: WithPayload = False
 ) -> Instructions[BatchDetail]:
@@ -193,7 +176,6 @@ def show_batch(
     "GET /v1/batches/{batch_id}/outcome",
     scope="read",
     raises=[NoSuchBatch],
-    redact=without_detail,
 )
 def show_outcome(
     operations: Operations, batch_id: BatchId, *, result: WithResult | None = None
@@ -217,7 +199,6 @@ def show_outcome(
 @operation(
     "GET /v1/causes",
     scope="read",
-    redact=lambda cause: replace(cause, text=None),
     computes=True,
 )
 def list_causes(

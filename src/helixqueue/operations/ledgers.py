@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from helixqueue.errors import (
@@ -84,11 +83,6 @@ Ignore = Annotated[
         "Payload fields that do not count in comparisons.", least=0, length=100, metavar="POINTER"
     ),
 ]
-
-
-def without_payload(event: LedgerEvent) -> LedgerEvent:
-    """An event for tokens without the scope payloads."""
-    return replace(event, payload=None)
 
 
 @operation("GET /v1/ledgers", scope="read")
@@ -176,7 +170,6 @@ def show_entity(
     "GET /v1/ledgers/{ledger}/events",
     scope="read",
     raises=[NoSuchLedger, InvalidIdentity],
-    redact=without_payload,
 )
 def list_events(
     operations: Operations,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from helixqueue.errors import (
@@ -55,13 +54,7 @@ NewRevision = Annotated[
 ]
 
 
-def without_message(letter: LetterRow) -> LetterRow:
-    """A letter for tokens without the scope payloads: its detail may quote the message."""
-    hidden = replace(letter, detail=None)
-    return replace(hidden, fields=None, body=None) if isinstance(hidden, LetterDetail) else hidden
-
-
-@operation("GET /v1/letters", scope="read", redact=without_message)
+@operation("GET /v1/letters", scope="read")
 def list_letters(
     operations: Operations,
     *,
@@ -87,7 +80,7 @@ def list_letters(
     )
 
 
-@operation("GET /v1/letters/{letter}", scope="read", raises=[NoSuchLetter], redact=without_message)
+@operation("GET /v1/letters/{letter}", scope="read", raises=[NoSuchLetter])
 def show_letter(
     operations: Operations, letter: Letter, *, raw: Raw = False
 ) -> Instructions[LetterDetail]:

@@ -65,13 +65,12 @@ class Operation(Generic[P, T]):
         raises: Sequence[type[HelixError]],
         fenced: bool,
         computes: bool,
-        redact: Callable[[Any], Any] | None,
         status: int,
     ) -> None:
         self.function = function
         self.name = function.__name__
         self.method, self.path = route.split(" ")
-        self.scope, self.raises, self.redact = scope, raises, redact
+        self.scope, self.raises = scope, raises
         self.fenced, self.computes, self.status = fenced, computes, status
         self.__doc__ = inspect.cleandoc(function.__doc__ or "")
         self.summary, _, self.description = self.__doc__.partition("\n\n")
@@ -146,7 +145,6 @@ def operation(
     raises: Sequence[type[HelixError]] = (),
     fenced: bool = False,
     computes: bool = False,
-    redact: Callable[[Any], Any] | None = None,
     status: int = 200,
 ) -> Callable[[Callable[Concatenate[Operations, P], Instructions[T]]], Operation[P, T]]:
     """Declare an operation.
@@ -157,14 +155,13 @@ def operation(
     raises: errors besides those of every operation, for the OpenAPI document.
     fenced: the service accepts an idempotency key, and its client sends one.
     computes: it may hold the event loop of a service, which runs it in a thread.
-    redact: what remains of the answer, or of each row of a page, without the scope payloads.
     status: of the response.
     """
 
     def declare(function: Callable[Concatenate[Operations, P], Instructions[T]]) -> Operation[P, T]:
         return Operation(
             function, route, scope=scope, raises=raises, fenced=fenced, computes=computes,
-            redact=redact, status=status,
+            status=status,
         )  # fmt: skip
 
     return declare

@@ -63,12 +63,7 @@ def show_series(
     )
 
 
-def without_attempt_details(write: LateWrite) -> LateWrite:
-    """A late write for tokens without the scope payloads: details are texts of workers."""
-    return replace(write, attempts=tuple(replace(row, detail=None) for row in write.attempts))
-
-
-@operation("GET /v1/refusals", scope="read", redact=without_attempt_details)
+@operation("GET /v1/refusals", scope="read")
 def list_refusals(
     operations: Operations,
     *,
@@ -94,12 +89,7 @@ def list_refusals(
     )
 
 
-def without_detail(activity: Activity) -> Activity:
-    """An action for tokens without the scope payloads: its reason may quote a payload."""
-    return replace(activity, detail=None)
-
-
-@operation("GET /v1/activity", scope="read", redact=without_detail)
+@operation("GET /v1/activity", scope="read")
 def list_activity(
     operations: Operations, *, after: Cursor | None = None, limit: Limit = 50
 ) -> Instructions[Page[Activity]]:
@@ -140,16 +130,10 @@ def search(operations: Operations, *, text: Text) -> Instructions[Page[Match]]:
     return Page((*batches, *found), None)
 
 
-def without_last_step(batch: WaitingBatch) -> WaitingBatch:
-    """A waiting batch for tokens without the scope payloads."""
-    return replace(batch, detail=None)
-
-
 @operation(
     "GET /v1/queues/{queue}/waiting",
     scope="read",
     raises=[NoSuchQueue],
-    redact=without_last_step,
 )
 def list_waiting(
     operations: Operations, queue: QueueName, *, limit: Limit = 50

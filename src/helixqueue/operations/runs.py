@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from helixqueue.errors import (
@@ -17,7 +16,7 @@ from helixqueue.errors import (
 )
 from helixqueue.identity import canonical_text, identity_texts
 from helixqueue.operations import engine
-from helixqueue.operations.batch_reads import Failure, StateFilter, read_state, without_detail
+from helixqueue.operations.batch_reads import Failure, StateFilter, read_state
 from helixqueue.operations.instructions import Instructions
 from helixqueue.operations.operation import operation
 from helixqueue.queues import checked_requires
@@ -115,7 +114,6 @@ def list_runs(
     "GET /v1/runs/{run}",
     scope="read",
     raises=[NoSuchRun],
-    redact=lambda run: replace(run, spec=None, received=None),
 )
 def show_run(operations: Operations, run: RunRef) -> Instructions[RunDetail]:
     """Show a run with its counts and spec.
@@ -125,7 +123,7 @@ def show_run(operations: Operations, run: RunRef) -> Instructions[RunDetail]:
     return (yield from _find(operations, run, spec=True))
 
 
-@operation("GET /v1/runs/{run}/datums", scope="read", raises=[NoSuchRun], redact=without_detail)
+@operation("GET /v1/runs/{run}/datums", scope="read", raises=[NoSuchRun])
 def list_datums(
     operations: Operations,
     run: RunRef,

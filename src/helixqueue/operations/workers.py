@@ -75,15 +75,10 @@ def list_devices(operations: Operations) -> Instructions[Page[DeviceRow]]:
     return Page(rows, None)
 
 
-def without_batch_details(worker: WorkerDetail) -> WorkerDetail:
-    return replace(worker, batches=tuple(replace(row, detail=None) for row in worker.batches))
-
-
 @operation(
     "GET /v1/workers/{worker}",
     scope="read",
     raises=[NoSuchWorker],
-    redact=without_batch_details,
 )
 def show_worker(operations: Operations, worker: Worker) -> Instructions[WorkerDetail]:
     """Show one worker with the batches that it holds.

@@ -80,7 +80,7 @@ class FenceEventRow:
     to_state: FenceState | None
     attempt: int | None
     actor: str
-    detail: str | None
+    detail: Annotated[str | None, Payload]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """Routes made from operations: FastAPI reads a signature that is made of the declaration.
 
-A route checks the request, opens the cursor, runs the operation for the principal, redacts the
-answer if the token lacks the scope payloads, and seals the cursor of the next page.
+A route checks the request, opens the cursor, runs the operation for the principal, hides what is
+marked as `Payload` if the token lacks the scope payloads, and seals the cursor of the next page.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass, replace
 from functools import cache
 from types import ModuleType
@@ -21,7 +21,7 @@ from starlette.responses import Response
 from helixqueue.operations.operation import UNCHANGED, Operation, Parameter, operations_of
 from helixqueue.records.batch import ActionResult, JsonText
 from helixqueue.records.page import Page
-from helixqueue.records.parameter import ABSENT, kind_of
+from helixqueue.records.parameter import ABSENT, Payload, kind_of
 from helixqueue.records.submission import Accepted
 from helixqueue.service.models import responses
 from helixqueue.service.models.requests import RequestModel
@@ -98,25 +98,22 @@ async def run_operation(
     operation: Operation[..., Any], values: dict[str, Any], principal: Principal
 ) -> Any:  # noqa: ANN401 - of the operation's type
     """Run an operation for a principal; the caller has checked its scope and the values."""
-    sealed = _sealed(
-        {name: parameter.annotation for name, parameter in operation.parameters.items()}
-    )
-    for name in sealed & values.keys():
-        values[name] = await principal.open_cursor(values[name])
+    for name, parameter in operation.parameters.items():
+        if name in values and _is_sealed(parameter.annotation):
+            values[name] = await principal.open_cursor(values[name])
     instructions = operation.function(principal.operations, **values)
     answer = await principal.run_instructions(instructions, in_thread=operation.computes)
-    redact = None if principal.sees_payloads else operation.redact
     record: Any = operation.answer
     if isinstance(answer, Page):
         [record] = get_args(record)
-    rows = answer.rows if isinstance(answer, Page) else (answer,)
-    if redact is not None:
-        rows = tuple(map(redact, rows))
-    if _sealed_fields(record):
-        rows = _hidden(rows, await principal.cipher())
+    rows = answer.rows if isinstance(answer, Page) else answer
+    if not principal.sees_payloads and _marked_fields(record, _is_payload):
+        rows = _changed(rows, _is_payload, lambda _: None)
+    if _marked_fields(record, _is_sealed):
+        rows = _changed(rows, _is_sealed, _hiding(await principal.cipher()))
     if isinstance(answer, Page):
         return Page(rows, await principal.seal_cursor(answer.next))
-    return rows[0]
+    return rows
 
 
 def _log(operation: Operation[..., Any], answer: object, request_log: RequestLog) -> None:
@@ -152,39 +149,58 @@ def _adapter(answer: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a type
 
 
 @cache
-def _sealed_fields(record: Any) -> dict[str, bool]:  # noqa: ANN401 - a type
-    """Fields that a service encrypts; True: records that have such fields."""
-    if not is_dataclass(record):
+def _marked_fields(record: Any, is_marked: Callable[[Any], bool]) -> dict[str, bool]:  # noqa: ANN401 - a type
+    """Fields with a mark; True: fields with records that have such fields."""
+    if not (isinstance(record, type) and is_dataclass(record)):
         return {}
     hints = get_type_hints(record, include_extras=True)
-    parts = {name: get_args(hint)[0] for name, hint in hints.items() if get_origin(hint) is tuple}
-    nested = {name: True for name, part in parts.items() if _sealed_fields(part)}
-    return dict.fromkeys(_sealed(hints), False) | nested
+    marked = {name: False for name, hint in hints.items() if is_marked(hint)}
+    nested = {
+        name: True
+        for name, hint in hints.items()
+        if any(_marked_fields(part, is_marked) for part in _types_in(hint))
+    }
+    return nested | marked
 
 
-def _hidden(rows: tuple[Any, ...], cipher: TenantCipher) -> tuple[Any, ...]:
-    """Records with their sealed fields encrypted."""
+def _types_in(annotation: Any) -> Iterator[Any]:  # noqa: ANN401 - an annotation
+    yield annotation
+    for part in get_args(annotation):
+        yield from _types_in(part)
+
+
+def _changed(value: Any, is_marked: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a record
+    """A record, or several, with its marked fields changed, also in the records inside."""
+    if value is None:
+        return None
+    if isinstance(value, tuple | list):
+        return type(value)(_changed(item, is_marked, change) for item in value)
+    record: Any = type(value)
+    changes = {}
+    for name, nested in _marked_fields(record, is_marked).items():
+        member = getattr(value, name)
+        changes[name] = _changed(member, is_marked, change) if nested else change(member)
+    return replace(value, **changes)
+
+
+def _is_payload(annotation: Any) -> bool:  # noqa: ANN401 - an annotation
+    return get_origin(annotation) is Annotated and Payload in get_args(annotation)
+
+
+def _is_sealed(annotation: Any) -> bool:  # noqa: ANN401 - an annotation
+    return kind_of(annotation).param.sealed
+
+
+def _hiding(cipher: TenantCipher) -> Callable[[Any], Any]:
+    """Encrypts a value of a sealed field."""
     seal = cache(cipher.seal)  # neighbours share a position
 
-    def hidden(value: Any, *, nested: bool) -> Any:  # noqa: ANN401 - of any field
-        if nested:
-            return tuple(map(row_hidden, value))
+    def hide(value: Any) -> Any:  # noqa: ANN401 - of any field
         if value is None:
             return None
         return cipher.hide(value) if isinstance(value, int) else seal(value)
 
-    def row_hidden(row: Any) -> Any:  # noqa: ANN401 - any record
-        record: Any = type(row)
-        names = _sealed_fields(record)
-        changes = {name: hidden(getattr(row, name), nested=names[name]) for name in names}
-        return replace(row, **changes)
-
-    return tuple(map(row_hidden, rows))
-
-
-def _sealed(annotations: dict[str, Any]) -> set[str]:
-    """The names of what a service encrypts."""
-    return {name for name, kind in annotations.items() if kind_of(kind).param.sealed}
+    return hide
 
 
 def _model(answer: Any) -> Any:  # noqa: ANN401 - a type
