@@ -225,6 +225,13 @@ def test_batch_shows_its_published_files_and_the_attempt_that_wrote_them(site, l
         assert shown in panel, shown
 
 
+def test_twins_are_searched_among_the_identities_that_the_page_names(person, lab):
+    lab.submit("S-1", "S-2", "S-3")
+    text = person.get("/identities", params={"queue": lab.q}).text
+    assert "among 3 identities of this queue" in text
+    assert "looks through the whole queue" not in text
+
+
 def test_queue_that_waits_too_long_contradicts_no_promise_about_effects():
     found = {"pending_stalled": 2, "lease_stuck": 1, "work_doubled": 1, "queue_missing": 0}
     results = [CheckResult(name, "G6", count, "", "") for name, count in found.items()]

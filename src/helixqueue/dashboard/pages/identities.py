@@ -38,7 +38,7 @@ async def identities(
     if queue is None:
         return await page.show("identities.html", queue=None)
     refused = await page.ask(operations.list_refused, queue=queue, limit=25)
-    groups, next_page = await _twins(page, queue, after)
+    groups, searched, next_page = await _twins(page, queue, after)
     shown = [(group, _spellings(group)) for group in groups[:GROUPS]]
     return await page.show(
         "identities.html",
@@ -46,21 +46,21 @@ async def identities(
         names=names,
         refused=refused.rows,
         groups=shown,
-        searched=SEARCHED,
+        searched=searched,
         next=next_page,
     )
 
 
 async def _twins(
     page: PageRequest, queue: str, after: str | None
-) -> tuple[list[TwinGroup], str | None]:
-    """The twins among some identities of a queue."""
+) -> tuple[list[TwinGroup], int, str | None]:
+    """The twins among some identities of a queue, and how many those are."""
     found = await page.ask(operations.list_identities, queue=queue, after=after, limit=SEARCHED)
     stored = [Identity(row.raw or row.identity, row.identity, "") for row in found.rows]
     try:
-        return find_twins(stored), found.next
+        return find_twins(stored), len(stored), found.next
     except NotInstalled:
-        return [], found.next
+        return [], 0, found.next
 
 
 def _spellings(group: TwinGroup) -> list[tuple[str, list[Cell]]]:

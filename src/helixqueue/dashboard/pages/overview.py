@@ -42,7 +42,7 @@ async def overview(page: PageDep) -> Response:
         overview=found,
         series=series,
         throughput=throughput(since_first(series), height=190),
-        first_minute=series.total.submitted and not any(map(_something, series.points)),
+        drawn=any(map(_something, series.points)),
         late_writes=[(row, picture(row, page.now)) for row in late.rows],
         checked=checked,
         results=results,
