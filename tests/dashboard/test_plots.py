@@ -14,7 +14,8 @@ from helixqueue.dashboard.plots import Mark, Series, plot, round_up, slots
 from helixqueue.records.series import Figures, SeriesPoint, TimeSeries
 
 START = datetime(2026, 11, 18, 13, 32, tzinfo=UTC)
-END = START + timedelta(hours=1)
+HOUR = timedelta(hours=1)
+END = START + HOUR
 HOSTILE = """<script>alert(1)</script>" onload="x" '&amp;"""
 
 
@@ -54,6 +55,12 @@ def test_plot_without_values_says_so():
 def test_line_is_interrupted_where_nothing_was_measured():
     drawn = plot("Waiting time", [Series("p50", "line", [1, 2, None, None, 4, 3])], START, END)
     assert drawn.count('class="line"') == 2
+
+
+def test_single_value_at_the_end_is_inside_the_plot_and_no_day_is_named_twice():
+    drawn = plot("Time", [Series("p95", "line", [None] * 9 + [1.0])], START, START + 50 * HOUR)
+    assert 'd="M99.0 50.0L100.0 50.0"' in drawn
+    assert drawn.count(">19 Nov<") == 1
 
 
 def test_mark_outside_the_period_is_left_out():

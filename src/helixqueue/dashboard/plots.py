@@ -123,7 +123,13 @@ def _runs(values: Sequence[float | None], top: float) -> list[list[tuple[float, 
             runs[-1].append((place * width, 100 - value * 100 / top))
         elif runs[-1]:
             runs.append([])
-    return [run if len(run) > 1 else [run[0], (run[0][0] + 0.5, run[0][1])] for run in runs if run]
+    return [run if len(run) > 1 else _dash(*run[0]) for run in runs if run]
+
+
+def _dash(x: float, y: float) -> list[tuple[float, float]]:
+    """A point as a short line inside the plot."""
+    start = min(x, 99.0)
+    return [(start, y), (start + 1, y)]
 
 
 def _bars(values: Sequence[float | None], top: float) -> str:
@@ -148,14 +154,19 @@ def _mark(mark: Mark, start: datetime, end: datetime, body: int) -> Markup:
 
 def _times(start: datetime, end: datetime, y: int) -> Markup:
     drawn = Markup()
+    before = ""
     for place in range(_TICKS):
+        words = tick(start + (end - start) * place / (_TICKS - 1), end - start)
+        if words == before:  # of the same day
+            continue
+        before = words
         anchor = "start" if place == 0 else "end" if place == _TICKS - 1 else "middle"
         drawn += Markup('<text{} x="{:g}%" y="{}" text-anchor="{}">{}</text>').format(
             Markup(' class="minor"') if place % 2 else "",
             place * 100 / (_TICKS - 1),
             y,
             anchor,
-            tick(start + (end - start) * place / (_TICKS - 1), end - start),
+            words,
         )
     return drawn
 

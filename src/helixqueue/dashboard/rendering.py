@@ -28,6 +28,7 @@ MAX_JSON_CHARS: Final = 32 * 1024  # of a payload on a page
 # What a person reads for a word of the records.
 WORDS: Final = {
     "IN_DOUBT": "In doubt",
+    "json": "JSON",
     "EFFECT_STARTED": "Effect started",
     "not_ok": "Refused",
 }
