@@ -27,8 +27,9 @@ from helixqueue.engine import calls, outputs
 from helixqueue.outputs.local_store import BLOCK_BYTES
 from helixqueue.outputs.publish import Publisher
 from helixqueue.outputs.scratch import survey
-from helixqueue.outputs.staging import THREADS, in_threads, stage
+from helixqueue.outputs.staging import stage
 from helixqueue.outputs.stores import open_store
+from helixqueue.outputs.threads import THREADS, in_threads
 from helixqueue.postgres.database import AsyncDatabase
 from helixqueue.records.lease import LeaseRef, Settlement
 

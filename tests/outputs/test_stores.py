@@ -17,7 +17,7 @@ from helixqueue.outputs import object_store
 from helixqueue.outputs.local_store import LocalStore
 from helixqueue.outputs.scratch import ScratchFile
 from helixqueue.outputs.staging import stage
-from helixqueue.outputs.store import NameOccupied, digest
+from helixqueue.outputs.store import NameOccupied, StoreUnavailable, digest
 from helixqueue.outputs.stores import open_store, probe
 from tests.outputs.conftest import (
     Destination,
@@ -27,6 +27,7 @@ from tests.outputs.conftest import (
     publish,
     staged,
 )
+from tests.support.lab import wait_until
 
 
 def written(lease):
@@ -333,3 +334,46 @@ def test_cancelled_staging_leaves_no_copy_behind_its_removal(tmp_path, monkeypat
 
     asyncio.run(run())
     assert list(store.names()) == []
+
+
+def test_store_that_stalls_is_tried_once_and_delays_no_other_destination(
+    helix, database, directory, name, monkeypatch
+):
+    """Nor does it hold the threads that asyncio shares with everything else of the process."""
+    healthy, stalled = Queue(f"{name}.healthy"), Queue(f"{name}.stalled")
+    receipts = {}
+    with monkeypatch.context() as patched:
+        patched.setattr("helixqueue.worker.output_files.OutputFiles.publish", lambda *_: None)
+        for queue in (stalled, healthy):
+            queue.handler(written)
+            Destination(f"{directory.uri}/{queue.name}").use(database, queue.name)
+            receipts[queue] = [
+                helix.submit(queue, identity=f"{n}", payload={}).receipt for n in range(3)
+            ]
+            helix.work(queue, until_idle=True)
+    may_end, tries = threading.Event(), []
+    real = LocalStore.publish
+
+    def publish_or_stall(self, *arguments):
+        if self._root.name != stalled.name:
+            return real(self, *arguments)
+        tries.append(threading.current_thread().name)
+        assert may_end.wait(60)
+        raise StoreUnavailable("the store stalled")
+
+    monkeypatch.setattr(LocalStore, "publish", publish_or_stall)
+    due_now(database)
+    thread = threading.Thread(target=publish, args=(database,))
+    thread.start()
+    wait_until(
+        lambda: all(
+            manifests(database, ids=[row.batch_id])[0].state == "sealed"
+            for row in receipts[healthy]
+        )
+    )
+    may_end.set()
+    thread.join()
+    assert len(tries) == 1
+    assert tries[0].startswith("helix-outputs")
+    found = [manifests(database, ids=[row.batch_id])[0] for row in receipts[stalled]]
+    assert {(row.state, row.problem) for row in found} == {("granted", "the store stalled")}

@@ -10,10 +10,12 @@ import uuid
 import pytest
 
 from helixqueue import Queue, Refused
+from helixqueue.cli import output
 from helixqueue.errors import NoSuchOutputs
 from helixqueue.operate.doctor import examine
 from helixqueue.outputs.publish import Publisher
 from helixqueue.postgres.tenant_sessions import TenantSessions
+from helixqueue.records.output import OutputRow
 from helixqueue.service.publisher import OutputPublisher
 from tests.outputs.conftest import demand_complete, due_now, manifests, published
 from tests.support.cli import Helixq
@@ -84,7 +86,10 @@ def test_commands_publish_show_get_and_verify(database, destination, granted, tm
     assert (row["path"], row["size"]) == ("d/f.txt", 7)
     assert "1 files" in helixq("output", "verify", batch).out
     helixq("output", "get", batch, "--to", str(tmp_path / "got"))
+    assert [str(file) for file in (tmp_path / "got").rglob("*.*")] == [f"{tmp_path}/got/d/f.txt"]
     assert (tmp_path / "got" / "d" / "f.txt").read_text() == "content"
+    again = Helixq(database, "operator")("output", "get", batch, "--to", str(tmp_path / "got"))
+    assert "expected a new file" in again.err
     destination.write(row["uri"].removeprefix(f"{destination.uri}/"), b"changed")
     assert "expected 7 bytes" in helixq("output", "verify", batch, code=1).out
     root = ("output", "root", "file:///srv/x", "--tenant", "a", "--reason", "r")
@@ -177,3 +182,28 @@ def test_metrics_show_lag_orphaned_bytes_and_refused_registrations(database, nam
     after = measured("update helix.manifest set state = 'lost', due_at = 'infinity'")
     assert after["helix_output_lag_seconds"] == 0
     assert after["helix_output_orphaned_bytes"] == len("content")
+
+
+def test_path_of_a_hostile_service_is_not_written_outside_of_the_directory(
+    database, granted, tmp_path, monkeypatch
+):
+    rows = [OutputRow("../outside", "file:///etc/hostname", 1, "0" * 64)]
+    monkeypatch.setattr(output, "_files", lambda *_: iter(rows))
+    to = tmp_path / "got"
+    result = Helixq(database, "operator")("output", "get", str(granted.batch_id), "--to", str(to))
+    assert "without empty parts" in result.err
+    assert list(tmp_path.rglob("outside")) == []
+
+
+def test_all_that_is_due_is_published_in_one_command(helix, database, directory, name, monkeypatch):
+    queue = Queue(name)
+    queue.handler(lambda lease: lease.output("f").write_text("x") and None)
+    directory.use(database, name)
+    receipts = [helix.submit(queue, identity=f"{n}", payload={}).receipt for n in range(25)]
+    with monkeypatch.context() as patched:
+        patched.setattr(Publisher, "publish", lambda *_: asyncio.sleep(0))
+        helix.work(queue, until_idle=True)
+    due_now(database)
+    assert Helixq(database, "operator")("output", "publish").code == 0
+    for receipt in receipts:
+        demand_complete(database, directory, receipt.batch_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,9 +15,11 @@ from helixqueue.cli.command import command
 from helixqueue.cli.derived_commands import verb
 from helixqueue.cli.options import argument, option
 from helixqueue.engine import outputs as calls
+from helixqueue.errors import Refused
 from helixqueue.operations import outputs
 from helixqueue.outputs.publish import Publisher
 from helixqueue.outputs.reconcile import reconcile
+from helixqueue.outputs.scratch import output_path
 from helixqueue.outputs.store import digest
 from helixqueue.outputs.stores import open_store
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.instructions import Instructions
-    from helixqueue.records.output import ManifestRow, OutputRow
+    from helixqueue.records.output import ManifestRow, OutputRow, OutputTask
     from helixqueue.records.page import Page
 
 app = typer.Typer(
@@ -99,10 +102,16 @@ def _get(
     """
     files = []
     for row in _files(batch, tenant):
-        file = to / row.path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("xb") as copy:
-            _demand_same(row, copy.write)
+        file = output_path(to, row.path)  # a service must not choose other places
+        if file.exists():
+            raise Refused(f"expected a new file, {file} exists")
+        part = file.with_name(f".{uuid.uuid4()}.part")
+        try:
+            with part.open("xb") as copy:
+                _demand_same(row, copy.write)
+            part.rename(file)
+        finally:
+            part.unlink(missing_ok=True)
         files.append(str(file))
         if not as_json:
             show.line(str(file))
@@ -180,7 +189,15 @@ def _publish(
         async def run(call: Any) -> Any:  # noqa: ANN401
             return await asyncio.to_thread(database.run, call)
 
-        tasks = asyncio.run(Publisher(run, calls).publish(ids))
+        async def publish() -> list[OutputTask]:
+            publisher = Publisher(run, calls)
+            tasks = taken = await publisher.publish(ids)
+            while ids is None and taken:
+                taken = await publisher.publish()
+                tasks += taken
+            return tasks
+
+        tasks = asyncio.run(publish())
         states = {}
         for task in tasks:
             page = database.run(calls.manifests(ids=[task.batch_id]))

@@ -8,8 +8,13 @@ import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from helixqueue.errors import Unavailable
-from helixqueue.outputs.store import STAGING, NameOccupied, demand_same, open_regular
+from helixqueue.outputs.store import (
+    STAGING,
+    NameOccupied,
+    StoreUnavailable,
+    demand_same,
+    open_regular,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +32,7 @@ class LocalStore:
     def require(self) -> None:
         # Staging of a manifest is removed with its directory; the one above it stays.
         if not (self._root / STAGING).is_dir():
-            raise Unavailable(
+            raise StoreUnavailable(
                 f"{self._root} has no directory {STAGING}: expected a directory in which workers "
                 "stage, is it mounted here?"
             )

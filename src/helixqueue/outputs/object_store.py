@@ -12,8 +12,8 @@ from itertools import chain
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from helixqueue.errors import NotInstalled, Unavailable
-from helixqueue.outputs.store import STAGING, demand_same, open_regular
+from helixqueue.errors import NotInstalled
+from helixqueue.outputs.store import STAGING, StoreUnavailable, demand_same, open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,8 +188,10 @@ class _errors:  # noqa: N801 - a context manager
         if name in {"AlreadyExistsError", "PreconditionError"}:
             raise FileExistsError(str(error)[:500]) from None
         if name in {"PermissionDeniedError", "UnauthenticatedError"}:
-            raise Unavailable(f"the store refused the credentials: {str(error)[:500]}") from error
-        raise Unavailable(f"the store failed: {name}: {str(error)[:500]}") from error
+            raise StoreUnavailable(
+                f"the store refused the credentials: {str(error)[:500]}"
+            ) from error
+        raise StoreUnavailable(f"the store failed: {name}: {str(error)[:500]}") from error
 
 
 @cache

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import HelixError
 from helixqueue.failpoints import failpoint
-from helixqueue.outputs.staging import in_threads
-from helixqueue.outputs.store import LOGS, NameOccupied, digest, staged_name
+from helixqueue.outputs.store import (
+    LOGS,
+    NameOccupied,
+    StoreUnavailable,
+    digest,
+    staged_name,
+)
 from helixqueue.outputs.stores import open_store
+from helixqueue.outputs.threads import in_thread, in_threads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -54,22 +60,35 @@ class Publisher:
                 limit=TASKS_MAX, manifests=manifests, queues=self._queues, **self._options
             )
         )
+        groups: dict[str, list[OutputTask]] = {}
         for task in tasks:
-            try:
-                await self._do(task)
-            except (HelixError, OSError) as error:  # another process, or the next time
-                with suppress(HelixError):
-                    await self._fail(task, error)
+            groups.setdefault(task.destination, []).append(task)
+        await asyncio.gather(*map(self._do_all, groups.values()))
         return tasks
 
+    async def _do_all(self, tasks: Sequence[OutputTask]) -> None:
+        """The tasks of one destination: it is tried once, and does not delay others."""
+        unreachable: StoreUnavailable | None = None
+        for task in tasks:
+            with suppress(HelixError):  # another process, or the next time
+                try:
+                    if unreachable is not None:
+                        raise unreachable
+                    await self._do(task)
+                except StoreUnavailable as error:
+                    unreachable = error
+                    await self._fail(task, error)
+                except (HelixError, OSError) as error:
+                    await self._fail(task, error)
+
     async def _do(self, task: OutputTask) -> None:
-        store = await asyncio.to_thread(open_store, task.destination)
-        await asyncio.to_thread(store.require)
+        store = await in_thread(open_store, task.destination)
+        await in_thread(store.require)
         if task.task == "publish" and await self._publish(task, store) != "sealed":
             return
-        await asyncio.to_thread(store.remove_staging, task.manifest)
+        await in_thread(store.remove_staging, task.manifest)
         if task.task == "remove":
-            await asyncio.to_thread(store.remove_staging, f"{LOGS}/{task.manifest}")
+            await in_thread(store.remove_staging, f"{LOGS}/{task.manifest}")
             async for page in self._pages(task):
                 await _remove(store, page, sealed=task.sealed)
         await self._end(task, "removed" if task.task == "remove" else "cleaned")
@@ -88,13 +107,15 @@ class Publisher:
             async for page in self._pages(task):
                 await in_threads(name, page)
                 count += len(page)
-            await asyncio.to_thread(store.sync)
+            await in_thread(store.sync)
             failpoint("outputs.seal")
             state = await self._end(task, "sealed", files=count)
             failpoint("outputs.sealed")
         except NameOccupied as error:
             LOG.error("outputs of batch %s are blocked: %s", task.batch_id, error)  # noqa: TRY400
             state = await self._end(task, "blocked", problem=str(error))
+        except StoreUnavailable:
+            raise
         except (HelixError, OSError) as error:
             state = await self._fail(task, error)
         if state in {"removing", "removed"}:

@@ -25,10 +25,14 @@ class NameOccupied(HelixError):
     """A final name has other content: an operator decides."""
 
 
+class StoreUnavailable(Unavailable):
+    """The destination cannot be reached from here, or refuses the credentials."""
+
+
 class Store(Protocol):
     """One destination. Methods block: call them in threads.
 
-    All raise `Unavailable` when the destination cannot be reached, or refuses the credentials.
+    All raise `StoreUnavailable`.
     """
 
     def require(self) -> None:

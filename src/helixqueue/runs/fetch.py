@@ -7,8 +7,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from helixqueue.errors import Refused
-from helixqueue.outputs.staging import in_threads
 from helixqueue.outputs.stores import open_store
+from helixqueue.outputs.threads import in_threads
 from helixqueue.runs.expansion import Input
 from helixqueue.runs.listing import list_names, split_uri
 

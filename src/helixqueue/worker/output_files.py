@@ -16,6 +16,7 @@ from helixqueue.outputs.scratch import survey
 from helixqueue.outputs.staging import stage
 from helixqueue.outputs.store import log_prefix
 from helixqueue.outputs.stores import open_store
+from helixqueue.outputs.threads import in_thread
 from helixqueue.transport.protocol import LeaseRef, WriteResult
 from helixqueue.worker.outcomes import AttemptFailure, FailureClass, storable
 from helixqueue.worker.retry import with_retries
@@ -66,12 +67,12 @@ class OutputFiles:
             opened = await self._call(attempt, "open_outputs", size=size)
             if opened.destination is None or opened.manifest is None:
                 raise _failure(f"queue {attempt.row.queue} has no destination for output files")
-            store = await asyncio.to_thread(open_store, opened.destination)
+            store = await in_thread(open_store, opened.destination)
             try:
                 await self._fill(attempt, store, opened.manifest, files)
             except BaseException:
                 with suppress(HelixError, OSError):
-                    await asyncio.to_thread(store.remove_staging, opened.manifest)
+                    await in_thread(store.remove_staging, opened.manifest)
                 raise
             attempt.manifest = opened.manifest
         attempt.staged = files
@@ -81,7 +82,7 @@ class OutputFiles:
         if directory is None:
             return []
         try:
-            return await asyncio.to_thread(survey, directory)
+            return await in_thread(survey, directory)
         except Refused as error:
             raise _failure(str(error)) from None
 
@@ -145,10 +146,10 @@ class OutputFiles:
             opened = await self._call(attempt, "open_outputs")
             if opened.destination is None:
                 return failed
-            store = await asyncio.to_thread(open_store, opened.destination)
+            store = await in_thread(open_store, opened.destination)
             for file in sorted(attempt.log_directory.iterdir()):
                 name = f"{log_prefix(opened.manifest)}/{file.name}"
-                await asyncio.to_thread(store.stage, str(file), name)
+                await in_thread(store.stage, str(file), name)
         except (HelixError, AttemptFailure, OSError) as error:
             LOG.warning("batch %s: its log is not kept: %s", attempt.row.batch_id, error)
             return failed
@@ -158,7 +159,7 @@ class OutputFiles:
 
     async def remove_directories(self, attempt: Attempt) -> None:
         for directory in attempt.temporary:
-            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+            await in_thread(shutil.rmtree, directory, ignore_errors=True)
 
     # After it.
 
