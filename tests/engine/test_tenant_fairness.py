@@ -102,6 +102,17 @@ def test_shares_hold_for_numbers_of_tenants_that_divide_no_claim(lab, number):
     assert least_share(claimed([lab], 10, 400), tenants) >= 0.8
 
 
+def test_more_tenants_than_claims_share_among_alternate_in_their_lane(lab):
+    """A claim looks at no tenant by itself, and takes the lane in the order of its turns."""
+    tenants = [f"m{n:02}" for n in range(40)]
+    submit(lab, tenants[0], 100)
+    for name in tenants[1:]:
+        submit(lab, name, 2)
+    [(listed,)] = lab.rows(LISTED, lab.q)
+    assert len(listed) == 33  # one more than the bound
+    assert Counter(claimed([lab], 10, 80)) == dict.fromkeys(tenants, 2)
+
+
 def test_tenant_that_arrives_late_gets_its_share_and_no_more(lab):
     submit(lab, "early", 700)
     claimed([lab], 100, 300)
