@@ -80,6 +80,12 @@ OUTPUT_POINTS = (
     "outputs.seal",  # every file has its final name; the manifest is not sealed
     "outputs.sealed",
 )
+# The points of the start of a run.
+RUN_POINTS = (
+    "run.spooled",  # the datums are in their file; no request was sent
+    "run.started",  # the run is stored, without a datum
+    "run.appended",  # a page of datums is committed
+)
 _ALL_POINTS = frozenset(
     POINTS
     + FENCE_POINTS
@@ -87,6 +93,7 @@ _ALL_POINTS = frozenset(
     + FEED_RUN_POINTS
     + INTAKE_POINTS
     + OUTPUT_POINTS
+    + RUN_POINTS
     + WEBHOOK_POINTS
 )
 _HOLD_POLL_SECONDS = 0.01

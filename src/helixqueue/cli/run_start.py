@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.cli import show
 from helixqueue.errors import NotPermitted, Refused
+from helixqueue.failpoints import failpoint
 from helixqueue.identity import derive_key, public_id
 from helixqueue.operations import run_calls, runs
 from helixqueue.operations.workers import list_workers
@@ -79,6 +80,7 @@ def start(ask: Runner, spec: RunSpec, received: str, key: str, spool: Path) -> R
     roots = {row.uri: row.stored_at for row in ask(runs.list_roots).rows}
     with show.bar("expanding", "datums", None) as update:
         written = write_spool(spec, roots, spool, lambda _phase, count: update(count, count))
+    failpoint("run.spooled")
     if not written.datums:
         globs = ", ".join(f"{atom.uri} {atom.glob}" for atom in spec.input.atoms())
         show.warning(f"no input matches {globs}: the run has no datums, and is done")

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from helixqueue.errors import InProgress, Refused
+from helixqueue.failpoints import failpoint
 from helixqueue.operations import runs
 from helixqueue.operations.chunks import chunks
 from helixqueue.operations.instructions import Instructions, Sleep
@@ -34,6 +35,7 @@ def submit_run(
     """
     begun = yield from runs.start_run(operations, **start)
     current = begun
+    failpoint("run.started")
     room = operations.call_set.chunk_chars
     pages = chunks(map(dict, read(begun.appended)), _size, size=room, length=PAGE_DATUMS)
     while current.state == "expanding":
@@ -43,6 +45,7 @@ def submit_run(
         current = yield from runs.append_run(
             operations, begun.name, first=current.appended, datums=page
         )
+        failpoint("run.appended")
         progress(current.appended)
     return RunProgress(begun.run, begun.name, current.state, current.appended, begun.is_new)
 
