@@ -28,6 +28,8 @@ KNOWN_BY_ITSELF = {
     *("open_outputs", "register_outputs"),
     # A repeated definition or secret changes nothing; a delivery is known by the id of its event.
     *("apply_source", "rotate_secret", "receive_webhook"),
+    # A run is known by its key, a page of datums by the number of its first.
+    *("start_run", "append_run"),
 }
 SECRETS = {"create_token", "rotate_token", "revoke_token", "offer_login", "log_in"}
 NOTHING = {"rehearse", "note_refused", "seal"}
@@ -56,6 +58,9 @@ def ready(database, lab):
         [doubt] = backend_of(helix).run(fences.list_fences(name=lab.q)).rows
         helix.ledger(lab.q, Machine({"A": ["B"]})).append("e", 1, "A")
         helix.feed(lab.q, ledger=lab.q)
+        ids["run"] = helix.start_run(
+            key=lab.q, name="words", digest="0" * 64, datums=0, spec="{}", queue=lab.q
+        ).name
     ids["redrive_letter"], ids["discard_letter"] = write_letters(lab, "1-1", "2-1")
     return ids, doubt
 
@@ -87,7 +92,7 @@ def test_repeated_keyed_write_returns_the_stored_response(http, lab, ready, name
     path = path.format(
         queue=f"{lab.q}-empty" if name == "delete_queue" else lab.q, batch_id=ids.get(name),
         letter=ids.get(name), fence=key_text(doubt.key),
-        ledger=lab.q, feed=lab.q,
+        ledger=lab.q, feed=lab.q, run=ids["run"],
     )  # fmt: skip
     [event] = http.get(f"/v1/feeds/{lab.q}/events").json()["rows"]
     ids |= {

@@ -165,7 +165,15 @@ def test_no_operation_reads_or_changes_another_tenant(site, database, mine, thei
                 response = http.request(method, at, json=body, params=query)
                 assert response.status_code < 500
                 assert WORD not in response.text
-                named = {"{batch_id}", "{name}", "{fence}", "{letter}", "{ledger}", "{feed}"}
+                named = {
+                    "{batch_id}",
+                    "{name}",
+                    "{fence}",
+                    "{letter}",
+                    "{ledger}",
+                    "{feed}",
+                    "{run}",
+                }
                 if named & set(path.split("/")):
                     # 422: a body that could declare an own ledger or source of that name is
                     # invalid.

@@ -99,7 +99,7 @@ def fill_path(path, batch_id=None, fence="v1:" + "0" * 64):
     """The path with a value for each of its parameters."""
     return path.format(
         batch_id=batch_id or uuid.uuid4(), queue="shared", name="uploader", fence=fence, letter=1,
-        ledger="shared", feed="shared", worker="gpu-1", number=1,
+        ledger="shared", feed="shared", worker="gpu-1", number=1, run="words",
     )  # fmt: skip
 
 

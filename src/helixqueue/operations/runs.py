@@ -255,7 +255,12 @@ def append_run(
     return _changed("append datums", run, answer)
 
 
-@operation("POST /v1/runs/{run}/cancel", scope="operate", raises=[NoSuchRun, IllegalTransition])
+@operation(
+    "POST /v1/runs/{run}/cancel",
+    scope="operate",
+    raises=[NoSuchRun, IllegalTransition],
+    fenced=True,
+)
 def cancel_run(operations: Operations, run: RunRef, *, reason: Reason) -> Instructions[RunProgress]:
     """Cancel a run: all its batches that have not ended.
 
@@ -264,7 +269,12 @@ def cancel_run(operations: Operations, run: RunRef, *, reason: Reason) -> Instru
     return (yield from _change(operations, "cancel", run, reason))
 
 
-@operation("POST /v1/runs/{run}/retry", scope="operate", raises=[NoSuchRun, IllegalTransition])
+@operation(
+    "POST /v1/runs/{run}/retry",
+    scope="operate",
+    raises=[NoSuchRun, IllegalTransition],
+    fenced=True,
+)
 def retry_run(operations: Operations, run: RunRef, *, reason: Reason) -> Instructions[RunProgress]:
     """Reopen a run: its failed batches, and those that never ran.
 
