@@ -3,21 +3,22 @@
 `private_command` starts this file as a program, which becomes the command. Its root is a new file
 system into which everything of the machine is bound, so directories of the machine stay as they
 are. That needs the privilege to mount, or user namespaces.
+
+The program starts for each command: what it imports takes longer than what it does.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
+import marshal
 import os
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
 
+TYPE_CHECKING = False  # as `typing` has it
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+    from typing import Any, NoReturn
 
 NEWNS, NEWUSER = 0x0002_0000, 0x1000_0000
 NOSUID, NODEV, BIND, REC, PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x4_0000
@@ -43,13 +44,17 @@ def private_command(
             "files": files, "directory": directory}  # fmt: skip
     descriptor = os.memfd_create("helix-mounts")
     with open(descriptor, "wb", closefd=False) as file:
-        file.write(json.dumps(plan).encode())
+        marshal.dump(plan, file)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return [sys.executable, "-I", "-S", __file__, str(descriptor), *command], descriptor
 
 
 def problem() -> str | None:
     """Why this machine cannot show /pfs to a command; None if it can."""
+    import subprocess  # noqa: PLC0415
+    import tempfile  # noqa: PLC0415
+    from pathlib import Path  # noqa: PLC0415
+
     if not hasattr(os, "memfd_create"):
         return "expected Linux"
     with tempfile.TemporaryDirectory(prefix="helix-mounts-") as home:
@@ -85,36 +90,44 @@ def _enter(plan: dict[str, Any]) -> None:
             shown = " ".join(str(value) for value in arguments if value is not None)
             raise OSError(code, os.strerror(code), f"{name} {shown}")
 
-    directory = plan["directory"] or os.getcwd()  # noqa: PTH109
+    directory = plan["directory"] or os.getcwd()
     _unshare(call)
     call("mount", "none", "/", None, REC | PRIVATE, None)
     root: str = plan["root"]
     call("mount", "tmpfs", root, "tmpfs", NOSUID | NODEV, "mode=755")
     replaced = {path.split("/")[1] for path in plan["binds"]}
     for entry in os.scandir("/"):
-        target = Path(root, entry.name)
+        target = f"{root}/{entry.name}"
         if entry.is_symlink():
-            target.symlink_to(Path(entry.path).readlink())
+            os.symlink(os.readlink(entry.path), target)
         elif entry.name not in replaced and (entry.is_dir() or entry.is_file()):
-            target.mkdir() if entry.is_dir() else target.touch()
-            call("mount", entry.path, str(target), None, BIND | REC, None)
+            if entry.is_dir():
+                os.mkdir(target)
+            else:
+                os.mknod(target)
+            call("mount", entry.path, target, None, BIND | REC, None)
     for path, source in plan["binds"].items():
-        Path(root + path).mkdir(parents=True, exist_ok=True)
+        os.makedirs(root + path, exist_ok=True)
         call("mount", source, root + path, None, BIND | REC, None)
     os.chdir(root)
     call("pivot_root", ".", ".")
     call("umount2", ".", DETACH)
     os.chdir("/")
-    for path, files in plan["files"].items():
-        top = Path("/", path.split("/")[1])
-        if not Path(path).is_dir() and top.is_mount():
+    _write_files(call, plan["files"])
+    os.chdir(directory)
+
+
+def _write_files(call: Callable[..., None], directories: dict[str, dict[str, str]]) -> None:
+    """Each directory of files is a file system in memory."""
+    for path, files in directories.items():
+        if not os.path.isdir(path) and os.path.ismount("/" + path.split("/")[1]):
             raise OSError(f"{path}: expected a directory of this machine, or a new one below /")
-        Path(path).mkdir(parents=True, exist_ok=True)
+        os.makedirs(path, exist_ok=True)
         call("mount", "tmpfs", path, "tmpfs", NOSUID | NODEV, "mode=700")
         for name, content in files.items():
-            Path(path, name).write_text(content, encoding="utf-8")
-            Path(path, name).chmod(0o400)
-    os.chdir(directory)
+            with open(f"{path}/{name}", "w", encoding="utf-8") as file:
+                file.write(content)
+            os.chmod(f"{path}/{name}", 0o400)
 
 
 def _unshare(call: Callable[..., None]) -> None:
@@ -127,16 +140,20 @@ def _unshare(call: Callable[..., None]) -> None:
             call("unshare", NEWNS | NEWUSER)
         except OSError as error:
             raise OSError(f"mount namespaces are not allowed here: {error.strerror}") from None
-        own = Path("/proc/self")
-        (own / "setgroups").write_text("deny", encoding="ascii")
-        (own / "uid_map").write_text(f"{user} {user} 1", encoding="ascii")
-        (own / "gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+        settings = {
+            "setgroups": "deny",
+            "uid_map": f"{user} {user} 1",
+            "gid_map": f"{group} {group} 1",
+        }
+        for name, text in settings.items():
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(text)
 
 
 def _main(descriptor: str, *command: str) -> NoReturn:
     try:
-        with open(int(descriptor), "rb") as file:  # noqa: PTH123
-            plan = json.load(file)
+        with open(int(descriptor), "rb") as file:
+            plan = marshal.load(file)  # noqa: S302 - of our own process
         _enter(plan)
         os.execvp(command[0], command)  # noqa: S606 - what the run says
     except (OSError, AttributeError) as error:
