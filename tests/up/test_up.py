@@ -26,9 +26,11 @@ from helixqueue.cli.main import main
 from helixqueue.client.embedded_setup import set_up
 from helixqueue.embedded import Servers, binaries
 from helixqueue.embedded.account import explain_os_error
+from helixqueue.engine.migrate import migrate
 from helixqueue.intake.settings import PASSWORD_VARIABLE
 from helixqueue.service.address import address_of
 from helixqueue.service.run import listener_on
+from helixqueue.up.databases import grant_service
 from helixqueue.up.directory_lock import LOCK, lock_directory, running_up
 from helixqueue.up.processes import Processes, SupervisedProcess
 from tests.support.cli import HELIXQ
@@ -557,6 +559,18 @@ def test_up_migrates_an_external_server_and_hides_the_redis_password(
         ended, errors = running.stopped()
         assert ended == Exit.OK
         assert "canary" not in line + errors + words
+
+
+def test_up_grants_a_role_that_a_newer_release_added(server):
+    with server_database(server, "up_roles") as (owner, _):
+        migrate(owner)
+        grant_service(owner, "up_roles")
+        with psycopg.connect(owner) as connection:
+            connection.execute("revoke helix_webhook from up_roles")
+        grant_service(owner, "up_roles")
+        with psycopg.connect(owner) as connection:
+            query = "select pg_has_role('up_roles', 'helix_webhook', 'member')"
+            assert connection.execute(query).fetchone() == (True,)
 
 
 @contextmanager

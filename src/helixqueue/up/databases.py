@@ -71,12 +71,13 @@ def grant_service(owner_dsn: str, role: str, *, create: bool = False) -> None:
         known = connection.execute("select from pg_roles where rolname = %s", (role,)).fetchone()
         if known is None and create:
             connection.execute(sql.SQL("create role {} login").format(name))
+        # Each time: a newer release may have added a role.
+        roles = sql.SQL(", ").join(map(sql.Identifier, SERVICE_ROLES))
+        connection.execute(sql.SQL("grant {} to {}").format(roles, name))
         bound = connection.execute(
             "select from helix.role_tenant where role = %s", (role,)
         ).fetchone()
         if bound is None:
-            roles = sql.SQL(", ").join(map(sql.Identifier, SERVICE_ROLES))
-            connection.execute(sql.SQL("grant {} to {}").format(roles, name))
             connection.execute("select helix.bind_v1(%s, '*', true)", (role,))
 
 
