@@ -14,6 +14,7 @@ import pytest
 from helixqueue import HelixQueue, Machine
 from helixqueue.dashboard.navigation import SECTIONS
 from helixqueue.dashboard.pages import proof
+from helixqueue.engine import calls
 from helixqueue.operate.check import CheckResult, invariants
 from tests.dashboard.conftest import form_of, sign_in
 from tests.dashboard.hostile_data import CORPUS, fill
@@ -306,3 +307,24 @@ def test_dry_run_lists_what_would_happen_and_changes_nothing(site, lab):
     assert "Dry run: nothing has changed yet" in text
     assert str(row.receipt.batch_id) in text
     assert lab.history(row.receipt.batch_id)[-1][0] == "FAILED"
+
+
+def test_pages_show_who_has_each_device_and_what_waiting_work_asks_for(person, lab):
+    devices = [
+        {"uuid": f"GPU-{lab.q}-{n}", "index": n, "model": "Tesla T4", "vram_gb": 16.1, "cc": 7.5}
+        for n in range(2)
+    ]
+    pool = {"host": f"host-{lab.q}", "devices": devices, "process": "x"}
+    report = {**pool, "health": {"queues": [lab.q]}}
+    lab.run(calls.hello(worker=f"gpu-{lab.q}", free=report))
+    lab.submit("on-a-card", requires='{"gpus": 1}')
+    [lease] = lab.claim(worker=f"gpu-{lab.q}", free=pool)
+    lab.submit("too-wide", requires='{"gpus": 3}')
+    workers = person.get("/workers").text
+    assert all(device["uuid"] in workers for device in devices)
+    assert "on-a-card" in workers
+    queue = person.get(f"/queues/{lab.q}").text
+    assert "no_worker_matches: no worker has gpus 3" in queue
+    assert "asks for gpus 3" in queue
+    batch = person.get(f"/batches/{lease.batch_id}").text
+    assert f"held the lease on host-{lab.q}: GPU-{lab.q}-0" in batch

@@ -15,8 +15,8 @@ from tests.support.doc_reader import blocks
 from tests.support.service import Site, serving, settings_for
 
 ROOT = Path(__file__).parents[2]
-# Runs after its commands: test_webhook_guide.py.
-AFTER_COMMANDS = {"webhooks.md"}
+# Run after their commands: test_webhook_guide.py, test_outputs_guide.py, test_gpus_guide.py.
+AFTER_COMMANDS = {"webhooks.md", "outputs.md", "gpus.md"}
 DOCUMENTS = [
     path
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]

@@ -254,7 +254,7 @@ def _attempt_lane(pen: _Pen, batch: BatchDetail, lease: _Lease) -> Lane:
     if lease.refusals:
         parts += _ghost(axis, lease.end, lease.refusals)
     held = lease.silent[0] if lease.silent else lease.end
-    words = f"{row.worker} held the lease"
+    words = f"{row.worker} held the lease{f' {row.ran_on}' if row.ran_on else ''}"
     parts += _rect(_bar_style(row, batch.state), axis, row.claimed_at, held, title=words)
     if lease.silent:
         words = "No sign of life; the lease was still valid"

@@ -124,6 +124,7 @@ class AttemptRow:
     ended_by: str | None = None
     detail: Text = None
     late: bool = False
+    ran_on: Text = None  # the host and the devices that it held
 
 
 def attempts_of(events: Sequence[EventRow]) -> tuple[AttemptRow, ...]:
@@ -131,11 +132,11 @@ def attempts_of(events: Sequence[EventRow]) -> tuple[AttemptRow, ...]:
     attempts: list[AttemptRow] = []
     for event in events:
         if event.to_state is State.ASSIGNED:
-            attempts.append(
-                AttemptRow(event.attempt, event.epoch, event.number, event.actor, event.at)
-            )
+            begun = (event.attempt, event.epoch, event.number, event.actor, event.at)
+            attempts.append(AttemptRow(*begun, ran_on=event.detail))
         elif event.to_state is State.RUNNING and attempts:
-            attempts[-1] = replace(attempts[-1], started_at=event.at)
+            ran_on = event.detail or attempts[-1].ran_on
+            attempts[-1] = replace(attempts[-1], started_at=event.at, ran_on=ran_on)
         elif attempts and attempts[-1].ended_at is None:
             attempts[-1] = replace(
                 attempts[-1],

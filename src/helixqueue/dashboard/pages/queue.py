@@ -12,15 +12,19 @@ from helixqueue.dashboard.page import PageDep, action, go_to, page_router, view
 from helixqueue.dashboard.pages.overview import since_first, throughput
 from helixqueue.dashboard.plots import Series, plot
 from helixqueue.dashboard.rendering import url
-from helixqueue.operations import overview
+from helixqueue.operations import overview, workers
 from helixqueue.operations import queues as operations
 from helixqueue.records.series import Period
+from helixqueue.records.waiting import needs_of
 from helixqueue.service.routing import QueueName
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from markupsafe import Markup
 
     from helixqueue.dashboard.page import PageRequest
+    from helixqueue.records.device import DeviceRow
     from helixqueue.records.overview import QueueOverview
     from helixqueue.records.queue import QueueSummary
     from helixqueue.records.series import TimeSeries
@@ -52,8 +56,16 @@ async def queue(
     now = await page.ask(overview.show_overview)
     current = next((item for item in now.queues if item.queue == queue), None)
     waiting = await page.ask(overview.list_waiting, queue=queue, limit=LONGEST)
+    asks = any(row.requires for row in waiting.rows)
+    devices = (await page.ask(workers.list_devices)).rows if asks else ()
     return await page.show(
         "queue.html",
+        devices=[
+            f"{len(rows)} {model or 'of no known model'}, "
+            f"{sum(row.status == 'free' for row in rows)} free"
+            for model, rows in _by_model(devices).items()
+        ],
+        needs_of=needs_of,
         queue=row,
         current=current,
         condition=_condition(row, current),
@@ -66,6 +78,13 @@ async def queue(
         waiting=waiting,
         act=act,
     )
+
+
+def _by_model(devices: Sequence[DeviceRow]) -> dict[str, list[DeviceRow]]:
+    models: dict[str, list[DeviceRow]] = {}
+    for row in devices:
+        models.setdefault(row.model, []).append(row)
+    return models
 
 
 def _condition(row: QueueSummary, current: QueueOverview | None) -> str:
