@@ -226,6 +226,20 @@ def test_batch_shows_its_published_files_and_the_attempt_that_wrote_them(site, l
         assert shown in panel, shown
 
 
+def test_worker_that_lives_is_shown_before_hundreds_that_ended(site, lab):
+    tenant = f"fleet-{lab.q}"
+    report = """select helix.hello_v1(name, '{}', %s, ended) from
+        (select 'a' || number, true from generate_series(1, 600) number
+         union all values ('z', false)) as worker (name, ended)"""
+    with site.database.connect("operator") as operator:
+        operator.execute(report, [tenant])
+    with sign_in(site, tenant=tenant) as person:
+        text = person.get("/workers").text
+    assert "1 alive, 600 ended." in text
+    assert "400 that ended before are not shown" in text
+    assert re.findall(r'href="/workers/(\w+)"', text)[:2] == ["z", "a600"]
+
+
 def test_twins_are_searched_among_the_identities_that_the_page_names(person, lab):
     lab.submit("S-1", "S-2", "S-3")
     text = person.get("/identities", params={"queue": lab.q}).text

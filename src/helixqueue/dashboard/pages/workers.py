@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections import Counter
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import Path
@@ -13,6 +14,7 @@ from helixqueue.dashboard.plots import slots
 from helixqueue.errors import NoSuchWorker
 from helixqueue.operations import batch_reads
 from helixqueue.operations import workers as operations
+from helixqueue.records.parameter import MAX_PAGE
 from helixqueue.states import State
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 routes = page_router()
 SINCE: Final = timedelta(days=1)
 FINISHED_ROWS: Final = 20
+ENDED_ROWS: Final = 200
+PAGES_MAX: Final = 4
 ORDER: Final = ("silent", "alive", "ended")
 WorkerName = Annotated[str, Path(max_length=255)]
 
@@ -32,17 +36,40 @@ WorkerName = Annotated[str, Path(max_length=255)]
 @view(routes, "/workers")
 async def workers(page: PageDep, after: After = None, *, ended: bool = False) -> Response:
     since = None if ended else page.now - SINCE
-    found = await page.ask(operations.list_workers, since=since, after=after, limit=200)
-    rows = sorted(found.rows, key=lambda row: (ORDER.index(row.status), row.name))
+    rows, following = await _list_by_name(page, since, after)
+    rows.sort(key=_place)
+    known = Counter(row.status for row in rows)
+    rows = rows[: known.total() - max(0, known["ended"] - ENDED_ROWS)]
     devices = () if ended else (await page.ask(operations.list_devices)).rows
     return await page.show(
         "workers.html",
         devices=devices,
         lines=[(row, is_alive(row), squares(row)) for row in rows],
-        alive=sum(map(is_alive, rows)),
-        next=found.next,
+        known=known,
+        hidden=known.total() - len(rows),
+        next=following,
         ended=ended,
     )
+
+
+async def _list_by_name(
+    page: PageRequest, since: datetime | None, after: str | None
+) -> tuple[list[WorkerRow], str | None]:
+    """Workers by name: those that live may be behind many that ended."""
+    rows: list[WorkerRow] = []
+    for _ in range(PAGES_MAX):
+        found = await page.ask(operations.list_workers, since=since, after=after, limit=MAX_PAGE)
+        rows += found.rows
+        after = found.next
+        if after is None:
+            break
+    return rows, after
+
+
+def _place(row: WorkerRow) -> tuple[int, float, str]:
+    """Silent workers first; of those that ended, the last first."""
+    last = -row.last_seen.timestamp() if row.status == "ended" else 0.0
+    return ORDER.index(row.status), last, row.name
 
 
 @view(routes, "/workers/{worker:path}")
