@@ -18,6 +18,7 @@ from helixqueue.records.lease import LeaseRef
 from tests.outputs.conftest import (
     Destination,
     demand_complete,
+    due_now,
     files,
     leased,
     manifests,
@@ -290,6 +291,45 @@ def test_name_of_another_batch_is_refused_naming_both(helix, database, directory
     line = json.loads(record.getMessage())
     assert (line["level"], line["batch"]) == ("error", str(loser.batch_id))
     assert (line["worker"], line["conflicting_worker"]) == (worker, owner)
+
+
+def test_names_of_a_failed_batch_are_free_after_its_clean_up(lab, directory, database):
+    """Else a batch that published nothing would keep them from all others for good."""
+    directory.use(database, lab.q)
+    (directory.root / ".helix").mkdir()
+    failed = leased(lab, "s")
+    path = f"a/{lab.q}.inner/t/f"
+    assert register(lab, failed, files(path), files=1).answer == "ok"
+    lab.fail(failed, permanent=True)
+    with Lab(database, q=f"{lab.q}.inner") as other:
+        other.queue(max_attempts=9, backoff_seconds=0)
+        Destination(f"{directory.uri}/a/{lab.q}/s").use(database, other.q)
+        other.submit("t")
+        [lease] = other.claim()
+        assert register(other, lease, files("f"), files=1).answer == "conflict"
+        other.release(lease)
+        decide(lab, failed)
+        due_now(database)
+        decide(lab, failed)
+        [lease] = other.claim()
+        assert register(other, lease, files("f"), files=1).answer == "ok"
+
+
+def test_clean_up_of_a_lost_attempt_keeps_the_names_of_the_attempt_in_progress(lab, directory):
+    directory.use(lab.database, lab.q)
+    (directory.root / ".helix").mkdir()
+    lost = leased(lab)
+    register(lab, lost, files("a"), files=1)
+    lab.pass_time(lost.batch)
+    [heir] = lab.claim(worker="w2")
+    assert register(lab, heir, files("a"), files=1, worker="w2").answer == "ok"
+    decide(lab, lost)
+    due_now(lab.database)
+    decide(lab, lost)
+    assert states(lab, lost) == ["lost", "registered"]
+    cleaned = "select count(*) from helix.manifest where due_at is null and batch = %s"
+    assert lab.value(cleaned, lost.batch) == 1
+    assert lab.value("select count(*) from helix.output_name where batch = %s", lost.batch) == 1
 
 
 def test_name_of_another_tenant_is_refused_without_naming_it(lab, directory, database):

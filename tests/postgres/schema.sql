@@ -4102,13 +4102,11 @@ begin
     update helix.manifest m set due_at = null where m.id = p_manifest;
     if v_manifest.state = 'lost' then
       delete from helix.output o where o.manifest = p_manifest;
+      perform helix.release_output_names(v_manifest.batch, p_manifest);
     end if;
   elsif p_outcome = 'removed' and v_manifest.state = 'removing' then
     delete from helix.output o where o.manifest = p_manifest;
-    delete from helix.output_name n
-    where n.batch = v_manifest.batch
-      and not exists (select from helix.manifest m where m.batch = v_manifest.batch and m.id <> p_manifest
-                        and m.state in ('open', 'registered', 'granted', 'sealed', 'blocked', 'removing'));
+    perform helix.release_output_names(v_manifest.batch, p_manifest);
     -- The folder contains the identity.
     update helix.manifest m set state = 'removed', due_at = null, folder = '', problem = null, hash = null
     where m.id = p_manifest;
@@ -12359,6 +12357,22 @@ end
 $$;
 
 ALTER FUNCTION helix.release_by_id_v1(p_ids uuid[], p_actor text, p_detail text) OWNER TO helix_engine;
+
+-- Name: release_output_names(bigint, uuid); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.release_output_names(p_batch bigint, p_manifest uuid) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  perform from helix.work w where w.batch = p_batch for update;
+  delete from helix.output_name n
+  where n.batch = p_batch
+    and not exists (select from helix.manifest m where m.batch = p_batch and m.id <> p_manifest
+                      and m.state in ('open', 'registered', 'granted', 'sealed', 'blocked', 'removing'));
+end
+$$;
+
+ALTER FUNCTION helix.release_output_names(p_batch bigint, p_manifest uuid) OWNER TO helix_engine;
 
 -- Name: release_v1(text, bigint[], integer[], bigint[], bigint[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -20856,6 +20870,10 @@ GRANT ALL ON FUNCTION helix.register_outputs_v1(p_worker text, p_batch bigint, p
 REVOKE ALL ON FUNCTION helix.release_by_id_v1(p_ids uuid[], p_actor text, p_detail text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.release_by_id_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.release_by_id_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_operate;
+
+-- Name: FUNCTION release_output_names(p_batch bigint, p_manifest uuid); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.release_output_names(p_batch bigint, p_manifest uuid) FROM PUBLIC;
 
 -- Name: FUNCTION release_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -112,6 +112,19 @@ begin
 end
 $$;
 
+-- Releases the names of a batch of which no other manifest is left: another batch may have them. A registration
+-- locks the row of the batch, so that none comes between the look and the deletion.
+create function helix.release_output_names(p_batch bigint, p_manifest uuid) returns void
+language plpgsql as $$
+begin
+  perform from helix.work w where w.batch = p_batch for update;
+  delete from helix.output_name n
+  where n.batch = p_batch
+    and not exists (select from helix.manifest m where m.batch = p_batch and m.id <> p_manifest
+                      and m.state in ('open', 'registered', 'granted', 'sealed', 'blocked', 'removing'));
+end
+$$;
+
 -- Ends a task: what a publisher did, and how many files it handled.
 --   sealed    every file has its final name; demands that their number is that of the manifest
 --   blocked   p_problem says why
@@ -153,13 +166,11 @@ begin
     update helix.manifest m set due_at = null where m.id = p_manifest;
     if v_manifest.state = 'lost' then
       delete from helix.output o where o.manifest = p_manifest;
+      perform helix.release_output_names(v_manifest.batch, p_manifest);
     end if;
   elsif p_outcome = 'removed' and v_manifest.state = 'removing' then
     delete from helix.output o where o.manifest = p_manifest;
-    delete from helix.output_name n
-    where n.batch = v_manifest.batch
-      and not exists (select from helix.manifest m where m.batch = v_manifest.batch and m.id <> p_manifest
-                        and m.state in ('open', 'registered', 'granted', 'sealed', 'blocked', 'removing'));
+    perform helix.release_output_names(v_manifest.batch, p_manifest);
     -- The folder contains the identity.
     update helix.manifest m set state = 'removed', due_at = null, folder = '', problem = null, hash = null
     where m.id = p_manifest;
