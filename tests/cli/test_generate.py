@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -100,6 +101,46 @@ def test_manifests_match_the_kubernetes_schemas(helixq):
     assert last["command"][2] == "a_b.c"
     assert last["env"][2]["value"] == "run 'a b' \"c\""
     assert made[-1]["metadata"]["name"].startswith("helixq-worker-a-b-c-")
+
+
+RUN = {
+    "pipeline": {"name": "Book_words"},
+    "transform": {
+        "cmd": ["python3", "/extract_words.py"],
+        "image": "somerepo/my_python_nlp",
+        "image_pull_policy": "Always",
+        "secrets": [{"name": "ssl", "mount_path": "/ssl"}],
+        "service_account": "example-service",
+    },
+    "parallelism_spec": {"constant": 10},
+    "resource_requests": {"memory": "500Mi", "cpu": 1.2, "gpu": 1},
+    "node_selector": {"node_type": "falconeri_worker"},
+    "input": {"atom": {"URI": "s3://b/books/", "repo": "books", "glob": "/*"}},
+    "egress": {"URI": "s3://b/words/"},
+}
+
+
+def test_workers_of_a_run_have_the_image_and_the_resources_of_its_spec(helixq, tmp_path):
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(RUN))
+    last = manifests(helixq, "--run", file)[-1]
+    kubernetes_validate.validate(last, kubernetes_validate.latest_version(), strict=True)
+    assert last["metadata"]["name"] == "helixq-run-book-words"
+    assert last["spec"]["replicas"] == 10
+    pod = last["spec"]["template"]["spec"]
+    assert (pod["serviceAccountName"], pod["hostUsers"]) == ("example-service", False)
+    assert pod["nodeSelector"] == RUN["node_selector"]
+    [container] = pod["containers"]
+    assert (container["image"], container["imagePullPolicy"]) == (
+        "somerepo/my_python_nlp",
+        "Always",
+    )
+    assert container["resources"]["limits"] == {"memory": "500Mi", "nvidia.com/gpu": "1"}
+    assert pod["volumes"][1]["secret"]["secretName"] == "ssl"
+    assert container["volumeMounts"][1]["mountPath"] == "/etc/helixq-secrets/ssl"
+    free = json.loads(container["env"][2]["value"])
+    assert free["labels"] == RUN["node_selector"]
+    assert free["gpus"] == 1
 
 
 def test_memory_limits_of_the_system_and_of_the_service_agree(helixq, tmp_path):

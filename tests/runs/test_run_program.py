@@ -225,6 +225,20 @@ def test_secret_that_is_missing_or_exposed_is_refused_without_its_value(
     assert "hunter" not in str(refused.value)
 
 
+def test_secrets_are_read_from_a_directory_as_kubernetes_mounts_them(tmp_path):
+    data = tmp_path / "s3" / "..2026"
+    data.mkdir(parents=True)
+    (data / "KEY").write_text("hunter-two")
+    (data / "KEY").chmod(0o400)
+    (tmp_path / "s3" / "..data").symlink_to("..2026")
+    (tmp_path / "s3" / "KEY").symlink_to("..data/KEY")
+    use = [SecretUse(name="s3", key="KEY", env_var="X")]
+    assert resolve(use, tmp_path).variables == {"X": "hunter-two"}
+    (data / "KEY").chmod(0o444)
+    with pytest.raises(Refused, match="chmod o="):
+        resolve(use, tmp_path)
+
+
 def test_run_with_secrets_needs_a_file_of_secrets():
     with pytest.raises(Refused, match="--secrets FILE"):
         resolve([SecretUse(name="s3", key="KEY", env_var="X")], None)

@@ -120,6 +120,10 @@ def _kubernetes(
     program: Annotated[
         str, option("--exec COMMAND", "Program that the workers run.", parser=options.shell_command)
     ] = "/app/work",
+    runs: Annotated[
+        list[Path] | None,
+        option("--run SPEC", "Add workers for runs of this spec, with its image; repeatable."),
+    ] = None,
     slots: Slots = 1,
     grace: Grace = 60,
     write: Write = None,
@@ -145,6 +149,8 @@ def _kubernetes(
     for name in queue or []:
         worker = _label(check_name("queue", name))
         text += _filled("kubernetes-worker.yaml", values | {"queue": f'"{name}"', "worker": worker})
+    for file in runs or []:
+        text += _filled("kubernetes-run.yaml", values | _run_values(file))
     _output({"helixq.yaml": text}, write, as_json=as_json)
 
 
@@ -193,6 +199,14 @@ def _schema(
         raise NotInstalled(error.name, "runs") from error
     text = json.dumps(json_schema(), indent=2) + "\n"
     _output({f"{kind}.schema.json": text}, write, as_json=as_json)
+
+
+def _run_values(file: Path) -> dict[str, str]:
+    try:
+        from helixqueue.cli.kubernetes_run import run_values  # noqa: PLC0415 - of an extra
+    except ModuleNotFoundError as error:
+        raise NotInstalled(error.name, "runs") from error
+    return run_values(file)
 
 
 def _label(queue: str) -> str:

@@ -52,7 +52,7 @@ Runs = Annotated[
 ]
 SecretsFile = Annotated[
     Path | None,
-    option("--secrets FILE", "Secrets for --runs: YAML that only this user reads.", dir_okay=False),
+    option("--secrets FILE", "Secrets for --runs: YAML that only this user reads."),
 ]
 Slots = Annotated[int, option("--slots N", "Number of concurrent batches.", min=1)]
 UntilIdle = Annotated[bool, option("--until-idle", "Exit when no batch is left to claim.")]

@@ -5,7 +5,8 @@ s3:                         # the name of a secret
   AWS_ACCESS_KEY_ID: "..."  # its keys and their texts
 ```
 
-The file is read for each attempt, so that a change needs no restart. No message has a value.
+Or a directory with a directory per secret and a file per key, as Kubernetes mounts them. It is
+read for each attempt, so that a change needs no restart. No message has a value.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ def resolve(uses: Sequence[SecretUse], path: Path | None) -> Secrets:
 
 def _read(path: Path) -> dict[str, dict[str, str]]:
     try:
+        if path.is_dir():
+            return {place.name: _read_files(place) for place in path.iterdir() if place.is_dir()}
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise Refused(f"expected a file that only its user can read: chmod 600 {path}")
         document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -82,6 +85,15 @@ def _read(path: Path) -> dict[str, dict[str, str]]:
         raise Refused(f"{path}: expected texts by key, below the name of each secret")
     known: dict[str, dict[str, str]] = document
     return known
+
+
+def _read_files(directory: Path) -> dict[str, str]:
+    """One file per key, as Kubernetes mounts a secret; its own entries begin with two dots."""
+    files = [file for file in directory.iterdir() if not file.name.startswith("..")]
+    exposed = [file for file in files if file.stat().st_mode & stat.S_IRWXO]
+    if exposed:
+        raise Refused(f"expected files that others cannot read: chmod o= {exposed[0]}")
+    return {file.name: file.read_text(encoding="utf-8") for file in files if file.is_file()}
 
 
 def _is_key(key: object) -> bool:
