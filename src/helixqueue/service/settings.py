@@ -57,7 +57,7 @@ class ServiceSettings:
     max_waits: int = 1_000  # worker requests that wait for work
     poll_seconds: float = 0.5  # between two reads of a stream
     duties: bool = True  # run background duties
-    # Whose tokens read the counters of the process, which cover all tenants; None: of any tenant.
+    # The tenant whose tokens read the counters of the process, which cover all tenants; None: any.
     metrics_tenant: str | None = None
     # Host names that requests may have; () for any. "*.example.org" includes all its subdomains.
     allowed_hosts: tuple[str, ...] = ()
