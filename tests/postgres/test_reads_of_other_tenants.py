@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helixqueue.engine import calls, check_runs, fences, letters, tokens
+from helixqueue.engine import calls, check_runs, fences, letters, outputs, tokens
 from helixqueue.identity import derive_key
 from helixqueue.records.letter import NewLetter
 from tests.support.fence_caller import FenceCaller
@@ -79,6 +79,11 @@ def loot(database):
                      '')::helix.delivery, %s, 'text-v1', null, '{}', null, null, 'json', %s)""",
             WORD, WORD, QUEUE, WORD, WORD,
         )  # fmt: skip
+        [(run,)] = b.rows_as_client(
+            """select (helix.start_run_v1('b', %s, %s, %s, sha256('x'), 0, %s, '{}', '', 'names', 1,
+                                          null, 5::smallint, %s)).run""",
+            QUEUE, WORD, WORD, f'"{WORD}"', WORD,
+        )  # fmt: skip
     with database.connect("service") as service, service.transaction():
         service.execute("select set_config('helix.tenant', 'b', true)")
         service.execute("select helix.hello_v1(%s)", [f"{WORD}-gpu"])
@@ -91,6 +96,7 @@ def loot(database):
             expires_at=datetime.now(UTC) + timedelta(days=1),
         )  # fmt: skip
         assert operator.run(made)
+        operator.run(outputs.set_root(tenant="b", uri=f"s3://{WORD}", reason=WORD))
     key = bytes.fromhex("01" + derive_key("b", QUEUE, (IDENTITY,), "").removeprefix("v1:"))
     return {
         "ids": ids,
@@ -105,6 +111,7 @@ def loot(database):
         "word": WORD,
         "fence_name": f"{WORD}-fence",
         "letter": letter,
+        "run": run,
     }
 
 
@@ -156,6 +163,12 @@ CASES = {
         walk("run", "p_run => 7"),
         walk("run", "p_run => 7", "p_tenant => 'b'"),
     ],
+    "read_runs_v1": [
+        "helix.read_runs_v1('b', p_specs => true)",
+        "helix.read_runs_v1(p_run => %(run)s::text, p_specs => true)",
+    ],
+    "read_run_text_v1": ["helix.read_run_text_v1(%(run)s)"],
+    "read_run_roots_v1": ["helix.read_run_roots_v1('b')"],
     "read_devices_v1": ["helix.read_devices_v1('b')"],
     "read_workers_v1": ["helix.read_workers_v1()", "helix.read_workers_v1('b')"],
     "read_changes_v1": [
@@ -209,6 +222,7 @@ WORDLESS = {
     "read_fence_lag_v1",
     "read_proof_v1",
     "read_rollup_v1",
+    "read_run_outputs_v1",
     "read_tenants_v1",
     "read_worker_days_v1",
     "tenant_key_v1",

@@ -86,6 +86,7 @@ def demand_every_datum(database, key, count):
     assert (batches, names) == (count, count)
 
 
+@pytest.mark.timeout(3_600)
 @pytest.mark.skipif(not PROOF, reason="HELIX_PROOF=1: several minutes")
 def test_a_million_inputs_are_queued_in_time_and_memory(database, tmp_path, capsys):
     count = 1_000_000
