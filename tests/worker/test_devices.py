@@ -317,6 +317,7 @@ def is_fit(requires, devices):
     ) and len(devices) == requires.get("gpus", 0)
 
 
+@pytest.mark.timeout(7_500 if PROOF else 300)
 def test_random_claims_with_kills_and_freezes_never_share_or_misfit(helix, name, pool_file, floor):
     """Three hosts with two workers each. The programs lock a file per device; the ledger agrees."""
     chance = random.Random(name)

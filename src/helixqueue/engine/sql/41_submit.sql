@@ -190,7 +190,8 @@ declare
   v_usual   integer;      -- the lane of submissions without options
   v_after   bigint;       -- and its turn
   v_place   integer[];    -- of submissions that made a batch
-  v_misfit  record;       -- classes that the queue refuses, and why
+  v_misfit  integer[] := '{}';  -- classes that the queue refuses (56_misfit.sql),
+  v_missing text;               -- and why
 begin
   perform helix.count_respelled(p_tenant, p_queue, n.number)
   from (select count(*) as number from unnest(p_identity, p_raw) as u (identity, raw)
@@ -244,7 +245,9 @@ begin
     from helix.lanes_of(v_queue, p_requires, p_priority, cardinality(p_payload)) l;
   end if;
 
-  v_misfit := helix.refused_classes(v_queue, v_class || v_queue.class);
+  if v_queue.misfit = 'refuse' then
+    select r.classes, r.why into v_misfit, v_missing from helix.refused_classes(v_queue, v_class || v_queue.class) r;
+  end if;
   if not v_queue.closed then   -- A closed queue takes nothing new; repeats are answered below.
     v_print := array(
       select sha256(v_secret.outer_pad || sha256(v_secret.inner_pad || convert_to(u.payload, 'UTF8')))
@@ -253,7 +256,7 @@ begin
     v_id := array(select nextval('helix.batch_id') from generate_series(1, cardinality(p_payload)));
     v_place := helix.insert_batches(
       v_queue, v_secret, p_actor, v_now, v_key, v_id, v_print, p_identity, p_payload, p_raw, p_revision,
-      p_priority, p_run_at, p_expires_at, p_limit_key, v_class, p_run, v_misfit.classes);
+      p_priority, p_run_at, p_expires_at, p_limit_key, v_class, p_run, v_misfit);
   end if;
 
   if v_place is not null then
@@ -279,7 +282,7 @@ begin
         p_expires_at, p_limit_key,
         coalesce(v_class, array_fill(v_queue.class, array[cardinality(p_payload)])),
         case when v_queue.closed then format('queue %s is closed to submissions', p_queue)
-             else coalesce('no_worker_matches: no worker has ' || v_misfit.why, 'expires_at is in the past') end,
+             else coalesce('no_worker_matches: no worker has ' || v_missing, 'expires_at is in the past') end,
         p_reused, p_raw);
   end if;
 end

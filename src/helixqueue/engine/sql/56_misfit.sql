@@ -57,14 +57,14 @@ begin
 end
 $$;
 
--- The classes among these whose work a queue refuses, and why.
+-- The classes among these that no worker of the queue has, and what is missing.
 create function helix.refused_classes(
   p_queue helix.queue, p_class integer[], out classes integer[], out why text
 ) language plpgsql stable as $$
 begin
   select coalesce(array_agg(m.id), '{}'), min(m.missing) into classes, why
   from (select c.id, helix.missing(p_queue.tenant, p_queue.name, c.requires) as missing
-        from helix.requirement_class c where p_queue.misfit = 'refuse' and c.id = any (p_class)) m
+        from helix.requirement_class c where c.id = any (p_class)) m
   where m.missing is not null;
 end
 $$;
