@@ -343,6 +343,27 @@ def test_wide_work_gets_its_turn_under_a_flood_of_narrow_work(lab, host):
     assert (wide.identity, len(wide.devices)) == ("wide", 2)
 
 
+def test_wide_work_waits_for_at_most_twice_the_waiting_time_and_an_attempt(lab, host):
+    """2 T + D, and time for the calls: narrow attempts of D follow each other without a pause."""
+    waiting_time, attempt = 0.3, 0.2
+    mine = pool(host, T4, A100, reserve_seconds=waiting_time)
+    lab.submit_many(100, requires=gpu())
+    lab.submit("wide", requires=gpu(2))
+    begun = time.monotonic()
+    running = []
+    while True:
+        for lease in lab.claim(free=mine):
+            if lease.identity == "wide":
+                assert 2 * waiting_time + attempt + 2.0 > time.monotonic() - begun
+                return
+            running.append((time.monotonic() + attempt, lease))
+        # The two devices are never free at once by themselves.
+        if len(running) == 2 or (running and running[0][0] < time.monotonic()):
+            end, lease = running.pop(0)
+            time.sleep(max(0.0, end - time.monotonic()))
+            lab.complete(lease)
+
+
 def test_wide_work_reserves_nothing_before_its_waiting_time(lab, host):
     mine = pool(host, T4, A100, reserve_seconds=3600)
     lab.submit_many(4, requires=gpu())
