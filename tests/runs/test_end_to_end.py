@@ -297,3 +297,9 @@ def test_killed_and_frozen_workers_leave_exactly_the_files_of_granted_attempts(s
     assert max(shown.values()) > 1, "no attempt was lost: nothing was tried"
     found = {path.name: path.read_text() for path in (site.home / "fastq").glob("*.fastq")}
     assert found == {f"{name}.fastq": f"{name} attempt {shown[name]}\n" for name in names}
+
+
+def test_a_worker_has_one_kind_of_work(site):
+    for options in (["--runs", "--exec", "true"], ["--secrets", "x", "--exec", "true"], []):
+        refused = site.helixq("work", site.queue, *options)
+        assert (refused.code, "expected" in refused.err) == (2, True), refused.err

@@ -47,14 +47,17 @@ class Groups:
 def run_datum(words, tmp_path):
     """Runs one datum; returns its result and its output files."""
 
-    def run(script, *, inputs=(), pfs=True, during=None, transform=(), secrets=None, **members):
+    def run(
+        script, *, inputs=(), pfs=True, during=None, transform=(), secrets=None, of_run=True,
+        **members,
+    ):  # fmt: skip
         tree = dict(transform) | {"cmd": ["sh", "-ec", script]}
         text = json.dumps(words | {"transform": tree, "pfs": pfs} | members)
         spec = load_spec(text).as_run()
         payload = {"datum": "d", "inputs": [{"uri": uri, "path": path} for uri, path in inputs]}
         row = LeaseRow(
             1, Token(1, 2, 3), b"k" * 32, "a", "runs", "run-1\x1fd", "", json.dumps(payload), 2,
-            State.RUNNING, datetime.now(UTC), 30.0, run=next(_runs),
+            State.RUNNING, datetime.now(UTC), 30.0, run=next(_runs) if of_run else None,
         )  # fmt: skip
         attempt, groups = Attempt(row, 0.0), Groups()
         program = RunProgram(lambda _run: ("run-1", spec), secrets)
@@ -239,6 +242,11 @@ def test_secrets_are_read_from_a_directory_as_kubernetes_mounts_them(tmp_path):
         resolve(use, tmp_path)
 
 
+def test_batch_of_no_run_is_given_up(run_datum):
+    with pytest.raises(GiveUp, match="expected a batch of a run"):
+        run_datum("true", of_run=False)
+
+
 def test_run_with_secrets_needs_a_file_of_secrets():
     with pytest.raises(Refused, match="--secrets FILE"):
         resolve([SecretUse(name="s3", key="KEY", env_var="X")], None)
@@ -254,8 +262,8 @@ def test_stdin_and_working_directory_are_those_of_the_spec(run_datum, tmp_path):
 
 def test_datum_beyond_its_time_limit_is_killed(run_datum, tmp_path):
     file, pfs = tmp_path / "pid", private_mounts.problem() is None
-    with pytest.raises(AttemptFailure, match="longer than 2s") as failed:
-        run_datum(f"echo $$ > {file}; exec sleep 60", pfs=pfs, datum_timeout="2s")
+    with pytest.raises(AttemptFailure, match="longer than 3s") as failed:
+        run_datum(f"echo $$ > {file}; exec sleep 60", pfs=pfs, datum_timeout="3s")
     assert failed.value.failure == "timeout"
     assert not Path(f"/proc/{file.read_text().strip()}").exists()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from itertools import chain, product
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 from unicodedata import normalize
 
@@ -77,13 +77,14 @@ def datum_name(parts: Parts) -> str:
 def _cross(
     children: tuple[InputSpec, ...], listing: Callable[[Atom], Iterable[GlobMatch]]
 ) -> Iterator[Parts]:
-    """All combinations, the last child fastest; only the first is not kept in memory."""
+    """All combinations, the last child fastest. Listings are read again, not kept in memory."""
     if not children:
         return
-    others = [tuple(expand(child, listing)) for child in children[1:]]
     for first in expand(children[0], listing):
-        for rest in product(*others):
-            yield first + tuple(chain.from_iterable(rest))
+        if len(children) == 1:
+            yield first
+        for others in _cross(children[1:], listing):
+            yield first + others
 
 
 def _grouped(datums: Iterable[Parts]) -> Iterator[Parts]:
