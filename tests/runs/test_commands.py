@@ -14,6 +14,7 @@ from helixqueue.runs.spec import load_spec
 from tests.support.cli import run_in_process
 from tests.support.duties import run_duty
 from tests.support.lab import Lab, new_database
+from tests.support.service import Site, serving, settings_for
 
 _numbers = itertools.count(1)
 
@@ -195,3 +196,27 @@ def test_scripts_of_falconeri_find_its_words(words):
     words.end()
     words.end()
     assert words.helixq("falconeri", "job", "wait", name).out == "done\n"
+
+
+def test_token_with_the_scope_run_starts_over_http_and_others_cannot(words):
+    words.books("a.txt")
+    with serving(settings_for(words.database)) as url:
+        site = Site(words.database, url)
+
+        def start(*scopes):
+            environment = {
+                "PATH": os.environ["PATH"], "HELIX_URL": url, "HELIX_TOKEN": site.token(*scopes),
+            }  # fmt: skip
+            text = json.dumps(words.spec()).encode()
+            arguments = ["run", "start", "-", "--key", "over-http"]
+            return run_in_process(arguments, environment, stdin=text)
+
+        refused = start("submit", "work", "read", "operate")
+        assert refused.code == 5
+        assert "scope run" in refused.err
+        started = start("run")
+        assert started.code == 0, started.err
+        assert start("run").out == started.out
+    words.end()
+    words.end()
+    assert words.helixq("run", "wait", started.out.strip()).out == "done\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
@@ -267,3 +268,24 @@ def test_failed_datum_is_claimable_within_seconds(database, helix):
         assert waiting.cause == "delay"
         seconds = (waiting.due - datetime.now(UTC)).total_seconds()
         assert seconds <= 2
+
+
+def test_concurrent_starts_with_one_key_make_one_run_with_every_datum_once(runs, database):
+    names = [f"d{number:03}" for number in range(60)]
+    values = runs.values(*names, key="twice")
+
+    def start(_):
+        with HelixQueue(database.dsn("pool"), tenant="a") as helix:
+            begun = helix.start_run(**values)
+            for first in range(0, len(names), 10):
+                page = [datum(name) for name in names[first : first + 10]]
+                helix.append_run(begun.name, first=first, datums=page)
+            return begun
+
+    with ThreadPoolExecutor(4) as pool:
+        begun = list(pool.map(start, range(4)))
+    assert len({answer.run for answer in begun}) == 1
+    assert [answer.is_new for answer in begun].count(True) == 1
+    run = runs.helix.run(begun[0].name)
+    assert (run.state, run.appended, counts(run)) == ("running", 60, (60, 0, 0, 0, 0))
+    assert len(runs.lab.claim(100)) == 60
