@@ -6,6 +6,7 @@ finds something, and then by intruders, whose answers must not contain the word.
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -58,7 +59,8 @@ def loot(database):
         b.settle(failure(broken, failure=WORD, detail=WORD))
         b.complete(broken)  # refused, and kept
         lease = lease_refs([running])[0]
-        b.rows_as_client("select helix.hello_v1(%s)", f"{WORD}-worker")
+        described = json.dumps({"host": f"{WORD}-host", "devices": [{"uuid": f"GPU-{WORD}"}]})
+        b.rows_as_client("select helix.hello_v1(%s, %s)", f"{WORD}-worker", described)
         b.decide("cancel", ids[-1], reason=WORD)
         b.run(check_runs.note_check(tenant="b", actor=WORD, seconds=1, results=[]))
         b.run(calls.note_refused(tenant="b", queue=QUEUE, refused=[(b"x", WORD)]))

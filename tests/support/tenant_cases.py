@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import dataclass
 
@@ -163,7 +164,8 @@ def tenants_at_work(database):
         b.queue("b", f"{WORD}-queue", requires=f'{{"labels":{{"{WORD}":"1"}}}}')
         b.queue("b", f"{WORD}-paused", paused=True)
         b.queue("b", f"{WORD}-empty")
-        b.call("hello_v1", worker=f"{WORD}-worker", free='{"gpus":1}')
+        described = {"gpus": 1, "host": f"{WORD}-host", "devices": [{"uuid": f"GPU-{WORD}"}]}
+        b.call("hello_v1", worker=f"{WORD}-worker", free=json.dumps(described))
         with sql_client(database, "service") as service, service.connection.transaction():
             service.rows("select set_config('helix.tenant', 'b', true)")
             service.call("hello_v1", worker=f"{WORD}-far", free='{"gpus":1}')
