@@ -19,6 +19,8 @@ EVERYWHERE = {
     *("manifests", "outputs", "seals"),
     *("letters", "letter", "redrive", "discard", "refused", "twins", "delete_queue"),
     *("batch", "ledger", "feed", "duties", "findings", "intakes"),
+    *("runs", "run", "run_text", "run_outputs", "datums"),
+    *("start_run", "append_run", "wait_run", "cancel_run", "retry_run"),
     *("cancel", "retry", "erase", "claim", "start", "renew", "release", "settle", "work", "close"),
 }
 NEEDS_DATABASE = {

@@ -12,8 +12,11 @@ OPENS = re.compile(
     r"connection\.transaction\(|autocommit = False|set_autocommit\(False\)|\"begin\""
     r"|limited_transaction(?:_async)?\(database\)|in_caller_transaction=True|def run_within\b"
 )
-# It opens the transactions of others; test helpers and words of other meaning.
-HELPERS = {"postgres/transaction_bounds.py", "service/routes/changes.py", "engine/webhooks.py"}
+# It opens the transactions of others; test helpers and words of other meaning; a file of SQLite.
+HELPERS = {
+    *("postgres/transaction_bounds.py", "service/routes/changes.py", "engine/webhooks.py"),
+    "runs/spool.py",
+}
 
 
 class LongTransaction(NamedTuple):

@@ -71,7 +71,7 @@ OPERATORS_MAY_CALL = {
 }
 OPERATORS_ONLY = {"bind_v1", "unbind_v1", "recover_v1", "resolve_fence_v1", "rotate_secret_v1",
                   "seal_witness_v1", "set_duty_v1", "set_output_root_v1",
-                  "read_known_outputs_v1"}  # fmt: skip
+                  "read_known_outputs_v1", "withdraw_device_v1"}  # fmt: skip
 SCOPE_ROLES = {*SERVICE_ROLES, "helix_intake"}
 CLIENTS = SCOPE_ROLES | {"helix_operator"}
 

@@ -30,6 +30,7 @@ language sql stable as $$
   select jsonb_populate_record(row(null, '', 0, 0, 0, '{}', '[]', null, 60, '[]')::helix.pool, p_free)
 $$;
 
+-- The devices that a claim or a report of a worker describes.
 create function helix.devices_of(p_free jsonb) returns setof helix.device
 language sql immutable parallel safe as $$
   select d.* from jsonb_populate_recordset(null::helix.device, coalesce(p_free -> 'devices', '[]')) d
