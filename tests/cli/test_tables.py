@@ -115,9 +115,9 @@ def test_no_table_leaves_out_an_answer_column():
     left_out = {
         (call.where, name) for call in CALLS for name in ANSWERS.intersection(call.optional)
     }
-    # Beside a batch its queue is no answer.
+    # Beside a batch or a run its queue is no answer.
     assert {where for where, name in left_out if name == "queue"} == {
-        "batch list", "batch causes", "worker show",
+        "batch list", "batch causes", "run list", "worker show",
     }  # fmt: skip
     assert {name for _, name in left_out} == {"queue"}
 

@@ -19,6 +19,8 @@ from typer.main import get_command
 from helixqueue.cli.main import VERBS, build, main
 
 HELIXQ = Path(sys.executable).with_name("helixq")
+# Without LINES, rich takes a dumb terminal for one of 80 columns, whatever COLUMNS says.
+TERMINAL = {"TERM": "dumb", "LINES": "24"}
 _queue_numbers = itertools.count(1)
 
 
@@ -78,7 +80,7 @@ def printed_on_a_terminal(print_it):
     """What a function prints to standard output where that claims to be a terminal."""
     out = io.StringIO()
     out.isatty = lambda: True
-    with mock.patch.dict(os.environ, {"TERM": "dumb"}), redirect_stdout(out):
+    with mock.patch.dict(os.environ, TERMINAL), redirect_stdout(out):
         print_it()
     return out.getvalue()
 

@@ -68,7 +68,7 @@ def _show_devices(rows: Sequence[DeviceRow]) -> None:
         ],
         ["red" if row.fault else "bold" if row.held else "" for row in rows],
         empty="no devices",
-        optional=("worker", "since", "GB"),
+        optional=("since", "GB"),
     )  # fmt: skip
 
 
