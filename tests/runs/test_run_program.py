@@ -33,6 +33,11 @@ needs_mounts = pytest.mark.skipif(
 )
 
 
+def children():
+    """The processes that this thread started."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
 class Groups:
     """The worker as the program sees it: it is given the process group."""
 
@@ -48,8 +53,8 @@ def run_datum(words, tmp_path):
     """Runs one datum; returns its result and its output files."""
 
     def run(
-        script, *, inputs=(), pfs=True, during=None, transform=(), secrets=None, of_run=True,
-        **members,
+        script, *, inputs=(), pfs=True, during=None, starting=None, transform=(), secrets=None,
+        of_run=True, **members,
     ):  # fmt: skip
         tree = dict(transform) | {"cmd": ["sh", "-ec", script]}
         text = json.dumps(words | {"transform": tree, "pfs": pfs} | members)
@@ -64,6 +69,12 @@ def run_datum(words, tmp_path):
 
         async def execute():
             task = asyncio.create_task(program.run(attempt, None, groups))
+            if starting is not None:
+                before = children()
+                while children() == before:  # noqa: ASYNC110 - a step of the loop at a time
+                    await asyncio.sleep(0)
+                starting()  # while the loop stands still
+                task.cancel()
             if during is not None:
                 await asyncio.to_thread(during, groups)
                 task.cancel()
@@ -283,11 +294,13 @@ def test_cancelled_datum_loses_its_whole_process_group(run_datum, tmp_path, pfs)
 def test_datum_cancelled_while_its_command_starts_leaves_no_process(run_datum, tmp_path):
     """The command runs before the worker has the number of its group."""
     file = tmp_path / "pid"
-    script = f"sleep 60 & echo $! > {file}; wait"
+
+    def wait():
+        wait_until(lambda: file.exists() and file.read_text().strip())
+
     with pytest.raises(asyncio.CancelledError):
-        run_datum(script, pfs=False, during=lambda _: wait_until(file.exists))
-    pid = wait_until(lambda: file.read_text().strip())
-    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        run_datum(f"sleep 60 & echo $! > {file}; wait", pfs=False, starting=wait)
+    wait_until(lambda: not Path(f"/proc/{file.read_text().strip()}").exists())
 
 
 @pytest.mark.parametrize(
@@ -364,3 +377,18 @@ def test_machine_with_namespaces_offers_pfs_and_its_share_of_memory():
     assert offered({"gpus": 1, "labels": {"a": "b"}}, 1) == {
         "gpus": 1, "labels": {"a": "b", "helix_pfs": "yes"},
     }  # fmt: skip
+
+
+@needs_mounts
+def test_mounts_of_a_command_do_not_reach_a_machine_that_shares_its_mounts():
+    code = (
+        "from helixqueue.worker.private_mounts import problem\n"
+        "def mounts(): return open('/proc/self/mountinfo').read()\n"
+        "before = mounts()\n"
+        "print(problem(), mounts() == before)"
+    )
+    shared = ["unshare", "--user", "--map-root-user", "--mount", "--propagation", "shared"]
+    done = subprocess.run(
+        [*shared, sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "None True\n", done.stderr
