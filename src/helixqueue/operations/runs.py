@@ -210,6 +210,8 @@ def start_run(
     spec or other datums is a conflict. Refused if files of other runs have names below the egress.
     """
     operations.require_queue(queue)
+    if (yield from operations.find_queue(queue)) is None:
+        raise operations.no_such_queue(queue)
     answer = yield from operations.ask(
         engine.runs.start(
             tenant=operations.tenant, queue=queue, key=key, name=name, digest=bytes.fromhex(digest),
