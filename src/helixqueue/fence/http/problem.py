@@ -51,8 +51,8 @@ USUAL: Final[dict[str, tuple[str, str, str]]] = {
     "digest-mismatch": ("a body that matches Content-Digest", "another body", "send it again"),
     "body-too-large": ("a smaller body", "more bytes", "send less, or several requests"),
     "key-reused": (
-        "the request that the key belongs to",
-        "another request",
+        "the body that was sent first with this key",
+        "a body with other values",
         "send the first request again, or this request with a new key",
     ),
     "in-progress": (
