@@ -50,12 +50,12 @@ VERBS: dict[str, tuple[str, str]] = {
         "helixqueue.cli.batch",
         "Batches: list, show, retry, cancel, erase and more.",
     ),
-    "worker": ("helixqueue.cli.worker", "Workers: list, show."),
+    "worker": ("helixqueue.cli.worker", "Workers: list, show, withdraw, return."),
     "queue": ("helixqueue.cli.queue", "Queues: list, show, set, pause, resume, delete."),
     "identity": ("helixqueue.cli.identity", "Identities: refused, twins."),
     "output": (
         "helixqueue.cli.output",
-        "Output files: list, show, get, verify, publish, reconcile, root.",
+        "Output files: list, show, get, verify, publish and more.",
     ),
     "run": (
         "helixqueue.cli.run",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Output files: list, show, get, verify, publish, reconcile, root.",
+    help="Output files: list, show, get, verify, publish and more.",
 )
 PAGE = 500
 NO_SERVICE = "it needs an operator's login; run it with --dsn or --data"

@@ -135,10 +135,11 @@ def _work(
     all_tenants: AllTenants = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Process batches with Python handlers, any program or the commands of runs.
+    """Process batches with Python handlers or any program.
 
-    On SIGTERM, running batches may finish within --grace; the others return to their queue without
-    losing an attempt. A second SIGTERM returns all of them at once.
+    With --runs it executes the commands of runs. On SIGTERM, running batches may finish within
+    --grace; the others return to their queue without losing an attempt. A second SIGTERM returns
+    all of them at once.
     """
     if [app is not None, program is not None, runs].count(True) != 1:
         raise typer.BadParameter("expected one of --app MODULE, --exec COMMAND and --runs")

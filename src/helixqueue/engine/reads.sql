@@ -6,7 +6,7 @@
 -- scan that ended before its last row returns at least one row. A detail has up to 64 KiB; lists show its beginning.
 select b.edge_at, b.edge_id, b.at, b.id, b.key, b.tenant, b.queue, b.identity, b.raw, b.revision, b.state,
        b.attempt, b.priority, b.created_at, b.worker, b.deadline, b.cause, b.due, b.finished_at,
-       b.finished_by, b.failure, left(b.detail, 8000), b.last_worker, b.refused
+       b.finished_by, b.failure, pg_catalog.left(b.detail, 8000), b.last_worker, b.refused
 from helix.read_batches_v1(
   %(scan)s::text, %(tenant)s::text, %(queue)s::text, %(state)s::text, %(worker)s::text,
   %(failure)s::text, %(identity)s::text[], %(run)s::bigint, %(since)s::timestamptz,
