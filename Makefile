@@ -56,9 +56,10 @@ run: $(USABLE) ## Run databases, service and a demo workload in ./helix-demo unt
 # security. Left out: arguments, words, tokens and guards, which the same SQL text decides on both.
 ON_15 := --deselect tests/postgres/test_schema.py::test_generated_files_match_the_migrated_schema \
   $(patsubst %,tests/engine/test_%.py,model submit claim settle operator_calls queues limits lanes \
-  retention tokens failover plans held_snapshot storage table_guards tenant_isolation) \
+  retention tokens failover plans held_snapshot storage table_guards tenant_isolation devices) \
   $(patsubst %,tests/postgres/test_%.py,migrate schema build_index calls reads bounded_reads \
-  bounded_fences bounded_names doctor arrays client_rights transaction_bounds) tests/intake/test_frozen.py
+  bounded_fences bounded_names doctor arrays client_rights transaction_bounds) tests/intake/test_frozen.py \
+  tests/runs/test_run_state.py tests/outputs/test_registration.py
 # What a pooler in transaction mode can change: state of a session between two transactions, that is the
 # tenant, prepared statements and locks of each call. Left out: what a single statement decides.
 POOLED := $(patsubst %,tests/engine/test_%.py,submit claim settle operator_calls queues limits tokens \
