@@ -22,6 +22,13 @@ from tests.support.runs import allow
 
 PAGES = 2  # of 2,000 datums
 PROOF = bool(os.environ.get("HELIX_PROOF"))
+# Exit status and peak memory of a command. A small process starts it, because a new process
+# inherits the peak of the one that started it.
+MEASURE = """
+import resource, subprocess, sys
+status = subprocess.run(sys.argv[1:], stdout=sys.stderr).returncode
+print(status, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +64,13 @@ class Start:
         }  # fmt: skip
         began = time.monotonic()
         with (self.directory / "out.txt").open("w") as out:
-            process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
-            _, status, used = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
+            measured = subprocess.run(
+                [sys.executable, "-c", MEASURE, *command],
+                env=environment, stdout=subprocess.PIPE, stderr=out, text=True, check=True,
+            )  # fmt: skip
         text = (self.directory / "out.txt").read_text()
-        return process.returncode, text, time.monotonic() - began, used.ru_maxrss // 1024
+        status, used = map(int, measured.stdout.split())
+        return status, text, time.monotonic() - began, used // 1024
 
 
 @pytest.mark.parametrize("point", RUN_POINTS)
